@@ -160,7 +160,7 @@ def simulate(
     on_row              Called with each `Row`. An error that it raises ends the run.
     listeners           Objects that receive every row and the end, as in `qafel.runs.live.Listener`.
     track               Trackers of the run in `out`: "tensorboard", "mlflow", "wandb", several, or "none". By default
-                        TensorBoard, if it is installed (docs/trackers.md).
+                        TensorBoard, if it is installed (docs/report.md).
     say                 Receives warnings: a tracker that fails, a check that is skipped.
     recipe              The configuration of these arguments: `simulate(**load_recipe("…").arguments())`.
     """
