@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.config import Config
-from qafel.deployment.broker.local import free_port
+from qafel.deployment.broker import free_port
 
 FENCE = re.compile(r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\s*$')
 MARK = re.compile(r"^ *<!-- (not run by the tests: \S.*|run by (?P<test>tests/\S+\.py)) -->$")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.broker.local import free_port
+from qafel.deployment.broker import free_port
 from qafel.runs.checkpoints import read_checkpoint
 from qafel.runs.directory import CHECKPOINT
 from tests.deployment.processes import wait_for

@@ -23,8 +23,7 @@ from typing import Any
 
 from qafel.algorithm import Message
 from qafel.config import load_recipe
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.server.journal import read_journal
 from qafel.simulator import simulate
 

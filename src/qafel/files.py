@@ -74,25 +74,28 @@ def make_private(folder: Path, *, even_if_there: bool = True) -> None:
     folder.chmod(0o700)
 
 
-def open_private(path: Path, flags: int) -> int:
+def open_private(path: Path | str, flags: int) -> int:
     """Open or create a file that only its owner can read, regardless of the umask."""
     handle = os.open(path, flags | os.O_CREAT, 0o600)
     os.fchmod(handle, 0o600)
     return handle
 
 
-def write_atomically(path: Path, data: bytes, make_folder: bool = False, lasting: bool = True) -> None:
+def write_atomically(
+    path: Path, data: bytes, make_folder: bool = False, lasting: bool = True, private: bool = False
+) -> None:
     """Replace the file `path` by `data`, or leave it unchanged.
 
     make_folder   create its folder
     lasting       wait for the disk, so that the file survives a power failure
+    private       only the owner can read the file, regardless of the umask
     """
     beside = path.with_name(f".{path.name}.part")
     with writing(str(path)):
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with beside.open("wb") as file:
+            with open(beside, "wb", opener=open_private if private else None) as file:
                 file.write(data)
                 file.flush()
                 if lasting:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from qafel.algorithm import HiddenState, LocalTraining
 from qafel.cli.client import client
 from qafel.cli.deploy import broker, server
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import LocalBroker, free_port
 from qafel.errors import ConfigError, UserError
 from qafel.params import Vector
 from qafel.rng import Stream

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from qafel.cli.deploy import _server_line
 from qafel.cli.status import _screen
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.deployment.status import RunStatus
 from qafel.runs.live import LiveState
 from tests.command import qafel_here

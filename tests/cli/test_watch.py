@@ -14,7 +14,7 @@ import pytest
 
 from qafel.cli.status import _BrokerRuns
 from qafel.config import Config
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.deployment.keys import Access
 from qafel.deployment.status import read_status
 from qafel.watch.page import Painter

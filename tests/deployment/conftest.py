@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.deployment.keys import Access
 
 

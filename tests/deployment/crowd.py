@@ -33,8 +33,7 @@ import numpy as np
 
 from qafel.algorithm import HiddenState, LocalTraining
 from qafel.bench.deployment import cpu_s, resident_bytes
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, DeploymentClient, open_client
 from qafel.deployment.client.state import ClientState

@@ -22,8 +22,7 @@ from nats.aio.client import Client as Connection
 
 from qafel.config import Config
 from qafel.deployment import transport
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names

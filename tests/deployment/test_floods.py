@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from qafel.config import Config
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.names import PART, Names

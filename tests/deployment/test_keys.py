@@ -11,7 +11,7 @@ import nkeys
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from qafel.deployment.broker.folder import BrokerFolder, issue_certificate
+from qafel.deployment.broker import BrokerFolder, issue_certificate
 from qafel.deployment.keys import Access, Signer, Verifier, new_seed, public_key, signed_name
 from qafel.deployment.names import SIGNATURE
 from qafel.errors import BadSignature, ConfigError, DataError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import HiddenState, LocalTraining, Message
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.files import read_checked
 from qafel.params import Vector
 from qafel.rng import Stream

@@ -14,7 +14,7 @@ import pytest
 from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
-from qafel.deployment.broker.local import free_port
+from qafel.deployment.broker import free_port
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access, Verifier, new_seed, public_key, signed_name
 from qafel.deployment.messages import Agreement, Part, PartAssembler, Receipt

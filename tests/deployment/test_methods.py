@@ -10,7 +10,7 @@ import pytest
 
 from qafel.algorithm import HiddenState, LocalTraining
 from qafel.config import Config, load_recipe
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, open_client
 from qafel.deployment.client.state import ClientState

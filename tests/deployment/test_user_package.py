@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qafel.config import load_recipe
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from tests.command import qafel_here
 from tests.deployment.processes import Command, wait_for
 from tests.deployment.recorded import check_recorded

@@ -26,8 +26,7 @@ import numpy as np
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.bench.load import light_client, resident_bytes, send_made, sound_uploads, take_and_forget, wait_for_run
 from qafel.config import Config
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, open_client, run_client
 from qafel.deployment.client.state import ClientState

@@ -33,7 +33,7 @@ from qafel.runs.trackers import track_of
 from qafel.text import counted, human_bytes, human_count, human_metric
 
 if TYPE_CHECKING:
-    from qafel.deployment.broker.folder import BrokerFolder
+    from qafel.deployment.broker import BrokerFolder
     from qafel.runs.live import LiveState
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def init(
     Example: qafel broker init broker --clients 5 --host fl.example.org --address 0.0.0.0
     """
     require_extra()
-    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
+    from qafel.deployment.broker import BrokerFolder  # noqa: PLC0415
 
     BrokerFolder.init(
         folder, clients, hosts=host or (), address=address, port=port, runs=run or (), mutual_tls=mutual_tls
@@ -82,7 +82,7 @@ def start(folder: Folder) -> None:
     Example: qafel broker start broker
     """
     path = _open(folder).path
-    from qafel.deployment.broker.local import find_nats_server  # noqa: PLC0415
+    from qafel.deployment.broker import find_nats_server  # noqa: PLC0415
 
     binary = find_nats_server()
     os.chdir(path)
@@ -143,7 +143,7 @@ def _report_reload(folder: BrokerFolder, done: str) -> None:
 
 def _open(folder: Path) -> BrokerFolder:
     require_extra()
-    from qafel.deployment.broker.folder import BrokerFolder  # noqa: PLC0415
+    from qafel.deployment.broker import BrokerFolder  # noqa: PLC0415
 
     return BrokerFolder(folder)
 
@@ -206,7 +206,7 @@ def server(
     """
     require_extra()
     from qafel.deployment import Access, ServerSettings, run_server  # noqa: PLC0415
-    from qafel.deployment.broker.local import LocalBroker  # noqa: PLC0415
+    from qafel.deployment.broker import LocalBroker  # noqa: PLC0415
     from qafel.deployment.keys import DEFAULT_URL  # noqa: PLC0415
     from qafel.deployment.names import StreamLimits  # noqa: PLC0415
     from qafel.deployment.server import DefenceSettings  # noqa: PLC0415

@@ -4,7 +4,7 @@ names       subjects, streams and objects on the broker, and their limits
 keys        credentials and signatures: URL, TLS, nkeys
 transport   a NATS connection that is safe against hostile peers, and tools for asyncio tasks
 connection  a connection to the broker
-broker/     sets up the NATS server
+broker      sets up the NATS server
 messages    agreement, run state, receipts, parts of large uploads
 status      the status of a broker's runs; removal of a run
 client/     copies x̂, trains, uploads, follows the broadcasts

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
 

@@ -13,8 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.broker.folder import MOST_CONNECTIONS, MOST_SUBSCRIPTIONS, OPERATOR_API, BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import (
+    MOST_CONNECTIONS,
+    MOST_SUBSCRIPTIONS,
+    OPERATOR_API,
+    BrokerFolder,
+    LocalBroker,
+    free_port,
+)
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names, StreamLimits

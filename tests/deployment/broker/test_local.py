@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import LocalBroker, free_port
 from qafel.errors import BrokerUnreachable
 from tests.deployment.processes import Command, wait_for
 
@@ -59,7 +59,7 @@ def test_a_killed_servers_broker_ends_and_the_next_server_takes_its_store_over(t
 
 
 def test_a_folder_has_one_broker_and_a_port_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qafel.deployment.broker.local._TAKE_OVER_S", 0.2)
+    monkeypatch.setattr("qafel.deployment.broker._TAKE_OVER_S", 0.2)
     with LocalBroker(tmp_path / "broker") as broker:
         with pytest.raises(BrokerUnreachable, match="another nats-server uses"):
             LocalBroker(tmp_path / "broker").start()

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import HiddenState, LocalTraining
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.client import DeploymentClient, open_client
 from qafel.deployment.client.state import ClientState

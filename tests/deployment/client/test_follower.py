@@ -13,8 +13,7 @@ import pytest
 
 from qafel.algorithm import Held, HiddenState
 from qafel.config import Config
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client.state import ClientState, Kept
 from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from qafel.bench.deployment import resident_bytes
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.params import Vector
 from qafel.runs.checkpoints import read_checkpoint
 from tests.deployment.processes import Command

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from qafel.config import Config
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient, open_client
 from qafel.deployment.client.state import ClientState, Memory, Sent

@@ -10,7 +10,7 @@ import pytest
 
 from qafel.cli.client import _log_event
 from qafel.config import Config
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import open_client
 from qafel.deployment.client.state import ClientState

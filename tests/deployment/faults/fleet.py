@@ -11,8 +11,7 @@ import numpy as np
 
 from qafel.algorithm import Message
 from qafel.config import load_recipe
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.keys import Access
 from qafel.deployment.server.journal import read_journal
 from qafel.deployment.server.ledger import Ledger

@@ -12,7 +12,7 @@ import pytest
 
 from qafel.config import Config
 from qafel.deployment import connection
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement

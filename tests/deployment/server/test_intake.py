@@ -17,8 +17,7 @@ import pytest
 from qafel.algorithm import Kind, Message, Needs
 from qafel.bench.deployment import mutated
 from qafel.config import Config
-from qafel.deployment.broker.folder import BrokerFolder
-from qafel.deployment.broker.local import LocalBroker, free_port
+from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client.client import DeploymentClient
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access, signed_name

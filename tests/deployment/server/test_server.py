@@ -16,7 +16,7 @@ import pytest
 from qafel.algorithm import Checkpoint
 from qafel.config import Config
 from qafel.config.start import StartConfig
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names

