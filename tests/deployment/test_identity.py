@@ -23,7 +23,7 @@ from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE
-from qafel.deployment.server import ServerSettings, lease
+from qafel.deployment.server import ServerSettings, announcements
 from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.status import remove_run
 from qafel.errors import ConfigError
@@ -141,7 +141,7 @@ def test_clients_follow_a_run_that_its_server_begins_anew_with_the_same_settings
     async def check() -> None:
         async with contextlib.AsyncExitStack() as stack:
             if case == "a clock in the future":
-                monkeypatch.setattr(lease, "time", SimpleNamespace(time=lambda: time.time() + 1e9))
+                monkeypatch.setattr(announcements, "time", SimpleNamespace(time=lambda: time.time() + 1e9))
             async with _served(tmp_path / "one", keys, run) as one:
                 client = await stack.enter_async_context(taking_part(tmp_path, _client(keys), 0, run))
                 for _ in range(4):

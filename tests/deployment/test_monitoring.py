@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import promql_parser
@@ -14,6 +15,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from qafel.deployment.server.evaluation import ServerMetrics
+from qafel.runs.live import LiveState
+from qafel.runs.progress import Traffic
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
@@ -21,10 +24,15 @@ LIMITS = ("0.0", "2.0", "5.0", "+Inf")
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 
 
+def metrics_of(traffic: Traffic) -> ServerMetrics:
+    state = LiveState(status="running", at=0.0, version=3, metric=0.75, hidden_state_lag=0.1, rejected={"stale": 1})
+    counts = {"clipped": 0, "failed_trainings": 0, "sessions": 1}
+    return ServerMetrics("run", traffic, lambda: {**asdict(state), **counts})
+
+
 def exposed() -> dict[str, set[str]]:
     """Every series that a server exposes, with the labels that tell it apart."""
-    metrics = ServerMetrics("run")
-    metrics.rejected("stale").inc()
+    metrics = metrics_of(Traffic())
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
@@ -32,8 +40,19 @@ def exposed() -> dict[str, set[str]]:
     return found
 
 
+def test_figures_of_the_state_are_metrics_and_an_unknown_one_is_left_out() -> None:
+    registry = metrics_of(Traffic()).registry
+    assert registry.get_sample_value("qafel_metric", {"run": "run"}) == 0.75
+    assert registry.get_sample_value("qafel_version", {"run": "run"}) == 3
+    assert registry.get_sample_value("qafel_rejected_updates_total", {"run": "run", "reason": "stale"}) == 1
+    unknown = asdict(LiveState(status="running", at=0.0, version=0))
+    counts = {"clipped": 0, "failed_trainings": 0, "sessions": 0}
+    metrics = ServerMetrics("run", Traffic(), lambda: {**unknown, **counts})
+    assert metrics.registry.get_sample_value("qafel_metric", {"run": "run"}) is None
+
+
 def test_staleness_is_a_histogram_of_the_runs_counts() -> None:
-    registry = ServerMetrics("run", lambda: [3, 2, 0, 0, 4]).registry
+    registry = metrics_of(Traffic(staleness_counts=[3, 2, 0, 0, 4])).registry
     found = {
         limit: registry.get_sample_value("qafel_staleness_bucket", {"run": "run", "le": limit}) for limit in LIMITS
     }

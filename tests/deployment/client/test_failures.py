@@ -73,7 +73,7 @@ def test_a_failure_is_told_to_the_server_and_training_goes_on(
                 return start.vector * np.float32(0.5)
 
             async def look() -> None:
-                await until(lambda: server.metrics.failures._value.get() == 2)
+                await until(lambda: server.intake.counts["failed_trainings"] == 2)
                 seen["failing"] = dict(server.intake.failing)
                 while "told" not in seen:
                     await asyncio.sleep(0.05)
@@ -104,7 +104,7 @@ def test_many_failures_in_a_row_end_the_client_with_the_sentence(tmp_path: Path,
             async with _client(tmp_path / "client", access, train, settings) as client:
                 with pytest.raises(TrainingFailed, match="3 times in a row.*never"):
                     await client.run()
-            await until(lambda: server.metrics.failures._value.get() == 3)
+            await until(lambda: server.intake.counts["failed_trainings"] == 3)
 
     asyncio.run(check())
 

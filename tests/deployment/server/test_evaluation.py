@@ -17,7 +17,7 @@ import pytest
 from qafel.config import Config
 from qafel.deployment.keys import Access
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
+from qafel.deployment.server.evaluation import Evaluator
 from qafel.deployment.server.server import DeploymentServer, open_server
 from qafel.errors import OutputError, PartFailed
 from qafel.runs.directory import RunDirectory
@@ -46,8 +46,7 @@ class Run:
         self.traffic = traffic
         task: Any = SimpleNamespace(evaluate=evaluate, metric_goal="max", metric_name="accuracy")
         ledger: Any = SimpleNamespace(traffic=self.traffic, server=self.server)
-        self.metrics = ServerMetrics("live")
-        self.evaluator = Evaluator(config, task, ledger, directory, self.metrics)
+        self.evaluator = Evaluator(config, task, ledger, directory)
 
     def upload(self, staleness: int = 0) -> None:
         self.traffic.count_upload(b"frame", staleness)
@@ -86,13 +85,6 @@ def test_messages_that_do_not_count_bring_no_evaluation(tmp_path: Path, before: 
                 measured.append(run.evaluator._waiting.traffic.uploads)
                 run.evaluator._waiting = None
     assert measured == [before + 2, before + 4]
-
-
-def test_prometheus_is_told_the_metric(tmp_path: Path) -> None:
-    with _run(tmp_path) as run:
-        run.upload()
-        asyncio.run(run.evaluator.measure_last())
-        assert run.metrics.registry.get_sample_value("qafel_metric", {"run": "live"}) == 0.75
 
 
 def test_a_row_tells_the_staleness_since_the_row_before_and_the_lag(tmp_path: Path) -> None:

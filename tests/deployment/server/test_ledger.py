@@ -19,7 +19,6 @@ from qafel.algorithm.admission import ReplayWindows
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server import ledger as ledger_module
 from qafel.deployment.server.defence import UploadChecker
-from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import ClientShare, Ledger, UploadNote
 from qafel.errors import ConfigError, DataError, DuplicateUpload, NonFiniteVector
@@ -480,7 +479,7 @@ def test_each_check_of_an_upload_runs_once(tmp_path: Path, monkeypatch: pytest.M
     calls.clear()
     with _open(tmp_path) as ledger:
         checker = UploadChecker(_algorithm(), DefenceSettings(), 1)
-        intake = Intake(ledger, checker, ServerMetrics("run"))
+        intake = Intake(ledger, checker)
         group = UploadGroup()
         intake.take(SimpleNamespace(subject="q.r.upload.0", data=frame, headers={}), group, 0.0)  # type: ignore[arg-type]
         assert group.accepted == 1

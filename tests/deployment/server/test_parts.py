@@ -14,7 +14,6 @@ from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, metho
 from qafel.deployment.messages import split_upload
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.defence import UploadChecker
-from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.intake import Intake, UploadGroup
 from qafel.deployment.server.ledger import Ledger
 from qafel.params import Vector
@@ -36,7 +35,7 @@ def _initial() -> Vector:
 @pytest.fixture
 def intake(tmp_path: Path) -> Iterator[Intake]:
     with Ledger.open(tmp_path, _initial, _algorithm(), 7, size=SIZE) as ledger:
-        intake = Intake(ledger, UploadChecker(_algorithm(), DefenceSettings(), 2), ServerMetrics("live"))
+        intake = Intake(ledger, UploadChecker(_algorithm(), DefenceSettings(), 2))
         intake.begin_session(_PART_BYTES)
         yield intake
 

@@ -12,7 +12,6 @@ from nats.aio.msg import Msg
 from qafel.deployment.connection import Broker
 from qafel.deployment.names import Names, StreamLimits
 from qafel.deployment.server import ServerSettings, pipeline
-from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.pipeline import BackgroundWriter, UploadQueue
 from qafel.errors import BrokerError, BrokerLost
 
@@ -112,7 +111,7 @@ class Run:
         self.publisher = cast(Any, SimpleNamespace(names=NAMES, published=out, snapshot=self._snapshot))
         ledger: Any = SimpleNamespace(broadcasts=[(0, b"large")])
         settings = ServerSettings(snapshot_every=5, limits=StreamLimits(history=HISTORY))
-        self.background = BackgroundWriter(ledger, self.publisher, settings, ServerMetrics("demo"))
+        self.background = BackgroundWriter(ledger, self.publisher, settings)
 
     async def _snapshot(self, broker: object) -> None:
         if self.snapshots_fail:

@@ -2,10 +2,9 @@
 
 server         opens a run and holds sessions with the broker
 pipeline       receives uploads, syncs, broadcasts, acknowledges; writes checkpoints and snapshots
-announcements  all messages of the server: broadcasts, snapshots, receipts, state
+announcements  all messages of the server: broadcasts, snapshots, receipts, state; its lease of the run
 defence        what a client may send: signature, rate, norm, share
 intake         decides which uploads count, and writes the receipts
-lease          one server per run, by compare-and-set and epochs
 ledger         the server's state: checkpoint and journal, synced before anything is acknowledged
 journal        accepted uploads on disk, chained by checksums
 evaluation     evaluates the model; metrics for Prometheus

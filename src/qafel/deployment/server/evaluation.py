@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from qafel.config import Config
@@ -24,67 +23,73 @@ from qafel.deployment.server.ledger import Ledger
 from qafel.http import Answer, Request, listen, refusal, serving
 from qafel.runs.directory import RunDirectory
 from qafel.runs.live import Listener, Summary, summarise
-from qafel.runs.progress import EvaluationPoint, Progress, Row, Status, finite_or_none
+from qafel.runs.progress import EvaluationPoint, Progress, Row, Status, Traffic, finite_or_none
 from qafel.runs.reading import RowReader
 from qafel.tasks import Task
 from qafel.tasks.protocol import evaluated
 
 _STALENESS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # limits of the histogram's buckets
+_FIGURES: Final[Sequence[tuple[type[Any], str, str, str]]] = (
+    (CounterMetricFamily, "accepted_updates", "Updates taken into the buffer", "uploads"),
+    (CounterMetricFamily, "duplicate_updates", "Updates that were counted before", "repeated"),
+    (CounterMetricFamily, "upload_bytes", "Bytes of accepted updates", "upload_bytes_total"),
+    (CounterMetricFamily, "broadcast_bytes", "Bytes of broadcasts, each counted once", "broadcast_bytes_total"),
+    (CounterMetricFamily, "received_bytes", "Bytes that clients received, as they report", "received_bytes_total"),
+    (CounterMetricFamily, "failed_checkpoints", "Checkpoints that could not be written", "failed_checkpoints"),
+    (CounterMetricFamily, "clipped_updates", "Updates whose norm or weight was bounded", "clipped"),
+    (CounterMetricFamily, "failed_trainings", "Failures of clients' training", "failed_trainings"),
+    (CounterMetricFamily, "broker_sessions", "Connections to the broker", "sessions"),
+    (GaugeMetricFamily, "version", "Server steps done", "version"),
+    (GaugeMetricFamily, "buffer_updates", "Updates in the buffer", "buffer_fill"),
+    (GaugeMetricFamily, "metric", "The task's metric at the last evaluation", "metric"),
+    (GaugeMetricFamily, "hidden_state_lag", "‖x − x̂‖ / ‖x‖ at the last evaluation", "hidden_state_lag"),
+    (GaugeMetricFamily, "active_clients", "Clients that take part", "training_count"),
+    (GaugeMetricFamily, "silent_clients", "Clients that took part and fell silent", "silent_count"),
+    (GaugeMetricFamily, "failing_clients", "Clients whose last training failed", "failing_count"),
+)
+"""Kind, name, description and figure."""
 
 log = logging.getLogger(__name__)
 
 
 @final
-class _Staleness(Collector):
-    """The run's staleness counts as a histogram, made when Prometheus asks: no upload waits for it."""
+class ServerMetrics(Collector):
+    """The server's metrics for Prometheus, made when Prometheus asks: no upload waits for them."""
 
-    def __init__(self, run: str, counts: Callable[[], Sequence[int]]) -> None:
-        self._run, self._counts = run, counts
+    def __init__(self, run: str, traffic: Traffic, figures: Callable[[], Mapping[str, Any]]) -> None:
+        """`figures`: returns the fields of the run's state, and counts that the state does not have."""
+        self._run, self._traffic, self._figures = run, traffic, figures
+        self.registry = CollectorRegistry()
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        counts = self._counts()
-        family = HistogramMetricFamily("qafel_staleness", "Versions between copy and upload", labels=["run"])
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, ["run"], buckets=buckets, registry=self.registry).labels(run)
+
+        seconds = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
+        self.sync_s = histogram("qafel_journal_sync_seconds", "Time to sync the journal", seconds)
+        sizes = (1, 2, 5, 10, 20, 50, 100, 200)
+        self.group = histogram("qafel_group_updates", "Updates made durable by one sync", sizes)
+        self.registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the figures are not known yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        figures, counts = self._figures(), self._traffic.staleness_counts
+        for kind, name, text, figure in _FIGURES:
+            family = kind(f"qafel_{name}", text, labels=["run"])
+            if figures[figure] is not None:
+                family.add_metric([self._run], figures[figure])
+            yield family
+        rejected = CounterMetricFamily("qafel_rejected_updates", "Updates refused", labels=["run", "reason"])
+        for reason, count in figures["rejected"].items():
+            rejected.add_metric([self._run, reason], count)
+        yield rejected
+        staleness = HistogramMetricFamily("qafel_staleness", "Versions between copy and upload", labels=["run"])
         buckets = [(f"{limit:.1f}", float(sum(counts[: limit + 1]))) for limit in _STALENESS]
         total = sum(staleness * count for staleness, count in enumerate(counts))
-        family.add_metric([self._run], [*buckets, ("+Inf", float(sum(counts)))], float(total))
-        yield family
-
-
-@final
-class ServerMetrics:
-    """The server's metrics for Prometheus, in a separate registry."""
-
-    def __init__(self, run: str, staleness_counts: Callable[[], Sequence[int]] = list) -> None:
-        """`staleness_counts`: returns the number of updates with staleness 0, 1, 2, …"""
-        self.registry = CollectorRegistry()
-        self.registry.register(_Staleness(run, staleness_counts))
-
-        def make(kind: type[Any], name: str, text: str, labels: tuple[str, ...] = (), **options: Any) -> Any:
-            names = ("run", *labels)
-            metric = kind(name, text, namespace="qafel", registry=self.registry, labelnames=names, **options)
-            return partial(metric.labels, run) if labels else metric.labels(run)
-
-        self.accepted = make(Counter, "accepted_updates", "Updates taken into the buffer")
-        self.rejected = make(Counter, "rejected_updates", "Updates refused", ("reason",))
-        self.duplicates = make(Counter, "duplicate_updates", "Updates that were counted before")
-        self.clipped = make(Counter, "clipped_updates", "Updates whose norm or weight was bounded")
-        self.upload_bytes = make(Counter, "upload_bytes", "Bytes of accepted updates")
-        self.broadcast_bytes = make(Counter, "broadcast_bytes", "Bytes of broadcasts, each counted once")
-        self.received_bytes = make(Counter, "received_bytes", "Bytes that clients received, as they report")
-        self.version = make(Gauge, "version", "Server steps done")
-        self.buffer = make(Gauge, "buffer_updates", "Updates in the buffer")
-        self.metric = make(Gauge, "metric", "The task's metric at the last evaluation")
-        self.hidden_state_lag = make(Gauge, "hidden_state_lag", "‖x − x̂‖ / ‖x‖ at the last evaluation")
-        self.active = make(Gauge, "active_clients", "Clients that take part")
-        self.silent = make(Gauge, "silent_clients", "Clients that took part and fell silent")
-        self.failures = make(Counter, "failed_trainings", "Failures of clients' training")
-        self.failing = make(Gauge, "failing_clients", "Clients whose last training failed")
-        self.failed_checkpoints = make(Counter, "failed_checkpoints", "Checkpoints that could not be written")
-        self.sessions = make(Counter, "broker_sessions", "Connections to the broker")
-        seconds = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
-        self.sync_s = make(Histogram, "journal_sync_seconds", "Time to sync the journal", buckets=seconds)
-        sizes = (1, 2, 5, 10, 20, 50, 100, 200)
-        self.group = make(Histogram, "group_updates", "Updates made durable by one sync", buckets=sizes)
+        staleness.add_metric([self._run], [*buckets, ("+Inf", float(sum(counts)))], float(total))
+        yield staleness
 
     @asynccontextmanager
     async def serving(self, port: int | None, address: str) -> AsyncIterator[None]:
@@ -114,7 +119,6 @@ class Evaluator:
     task: Task
     _ledger: Ledger
     _directory: RunDirectory
-    _metrics: ServerMetrics
     listeners: Sequence[Listener] = ()
     """Called with every row."""
     status: Status = "running"
@@ -217,8 +221,6 @@ class Evaluator:
         self._directory.flush()
         for listener in self.listeners:
             listener.on_row(row)
-        self._metrics.metric.set(row.metric)
-        self._metrics.hidden_state_lag.set(row.hidden_state_lag)
         self.hidden_state_lag = row.hidden_state_lag if math.isfinite(row.hidden_state_lag) else None
         self._measured = row.version, row.uploads
 

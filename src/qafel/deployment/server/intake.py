@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,6 @@ from qafel.deployment.messages import Part, PartAssembler, Receipt
 from qafel.deployment.names import FAILED, FOLLOWS, MALFORMED, PART, RECEIVED, SIGNATURE, number_in
 from qafel.deployment.server.announcements import Published
 from qafel.deployment.server.defence import Judged, UploadChecker
-from qafel.deployment.server.evaluation import ServerMetrics
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import (
     DuplicateUpload,
@@ -90,10 +89,6 @@ class UploadGroup:
     published: Published | None = None
     """x̂ after the last broadcast."""
     accepted: int = 0
-    upload_bytes: int = 0
-    """Bytes of accepted uploads."""
-    received_bytes: int = 0
-    """Bytes that their clients received."""
     checkpoint: Callable[[], None] | None = None
 
     def receipt(self, client: int) -> Receipt:
@@ -109,7 +104,7 @@ class Intake:
 
     ledger: Ledger
     checker: UploadChecker
-    metrics: ServerMetrics
+    counts: Counter[str] = field(default_factory=lambda: Counter(clipped=0, failed_trainings=0))
     contacts: OrderedDict[int, Contact] = field(default_factory=OrderedDict)
     """Clients with an accepted upload, the latest last."""
     failing: OrderedDict[int, str] = field(default_factory=OrderedDict)
@@ -182,7 +177,7 @@ class Intake:
         if self.failing.pop(client, None) is None:
             log.warning("Training of client %d fails: %s", client, why)
         self.failing[client] = why
-        self.metrics.failures.inc()
+        self.counts["failed_trainings"] += 1
         if len(self.failing) > _REMEMBERED:
             self.failing.popitem(last=False)
 
@@ -241,10 +236,8 @@ class Intake:
             self.contacts.popitem(last=False)
         self.checker.shares.count(client, now)
         if note.factor < 1 or note.weight < upload.weight:
-            self.metrics.clipped.inc()
+            self.counts["clipped"] += 1
         group.accepted += 1
-        group.upload_bytes += len(frame)
-        group.received_bytes += note.received_bytes
         group.receipt(client).accepted.append((upload.sequence, version, checksum_of(frame)))
         if broadcast is not None:
             group.broadcasts.append((version, broadcast))
@@ -257,8 +250,6 @@ class Intake:
         if client is not None and isinstance(error, DuplicateUpload | MemoryMismatch):
             receipt.last = self.ledger.last_of(client)
         if client is not None and sequence is not None and isinstance(error, DuplicateUpload):
-            self.metrics.duplicates.inc()
             receipt.duplicate.append(sequence)
         else:
-            self.metrics.rejected(error.reason).inc()
             receipt.rejected.append((sequence, error.reason, str(error)))

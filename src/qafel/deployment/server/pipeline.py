@@ -112,7 +112,6 @@ class BackgroundWriter:
     _ledger: Ledger
     _publisher: Publisher
     _settings: ServerSettings
-    _metrics: ServerMetrics
     failed_checkpoints: int = 0
     problem: str = ""
     """Why the last checkpoint failed; empty if it succeeded."""
@@ -148,7 +147,6 @@ class BackgroundWriter:
                 self.failed_checkpoints += 1
                 why = str(error) or type(error).__name__
                 self.problem = f"no checkpoint since {counted(self._ledger.saved_uploads, 'update')}: {why}"
-                self._metrics.failed_checkpoints.inc()
                 log.error("%s", self.problem)
             else:
                 self.problem = ""
@@ -193,12 +191,12 @@ class Pipeline:
     _publisher: Publisher
     _background: BackgroundWriter
     _settings: ServerSettings
+    _metrics: ServerMetrics
     _taken: asyncio.Queue[UploadGroup | None] = field(default_factory=lambda: asyncio.Queue(4))
     _safe: asyncio.Queue[list[UploadGroup] | None] = field(default_factory=lambda: asyncio.Queue(4))
 
     async def take(self, queue: UploadQueue) -> None:
         """Receive groups of uploads, until the run ends."""
-        metrics = self._intake.metrics
         while self._evaluator.running:
             group = UploadGroup()
             for message in await queue.group(self._settings.group):
@@ -206,10 +204,6 @@ class Pipeline:
                 self._evaluator.after_message(self._intake.diverged)
                 if not self._evaluator.running:
                     break
-            metrics.accepted.inc(group.accepted)
-            metrics.upload_bytes.inc(group.upload_bytes)
-            metrics.received_bytes.inc(group.received_bytes)
-            metrics.buffer.set(self._intake.ledger.server.accumulator.count)
             judged = partial(self._intake.checker.judged, time.monotonic())
             group.checkpoint = self._intake.ledger.begin_checkpoint(self._settings.checkpoint_every, judged)
             await self._taken.put(group)
@@ -218,7 +212,7 @@ class Pipeline:
 
     async def make_safe(self, broker: Broker) -> None:
         """Sync the journal once for all waiting groups, then broadcast their steps."""
-        publisher, metrics = self._publisher, self._intake.metrics
+        publisher, metrics = self._publisher, self._metrics
         while True:
             taken = [await self._taken.get()]
             while not self._taken.empty():
@@ -229,12 +223,10 @@ class Pipeline:
             metrics.group.observe(sum(group.accepted for group in groups))
             steps = [step for group in groups for step in group.broadcasts]
             await publisher.broadcasts(broker, steps)
-            metrics.broadcast_bytes.inc(sum(len(frame) for _, frame in steps))
             for group in groups:
                 publisher.published = group.published or publisher.published
                 if group.checkpoint is not None:
                     self._background.start_checkpoint(group.checkpoint)
-            metrics.version.set(publisher.published.hidden_state.version)
             self._background.start_snapshot(broker, (version for version, _ in steps))
             await self._safe.put(groups)
             if taken[-1] is None:

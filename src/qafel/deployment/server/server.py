@@ -14,11 +14,11 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import tomli_w
 
@@ -29,11 +29,10 @@ from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import SHARED_STREAMS, Names
 from qafel.deployment.server import ServerSettings
-from qafel.deployment.server.announcements import Published, Publisher, refill
+from qafel.deployment.server.announcements import Lease, Published, Publisher, refill
 from qafel.deployment.server.defence import RunningMedian, UploadChecker, resolved
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake
-from qafel.deployment.server.lease import Lease
 from qafel.deployment.server.ledger import Ledger
 from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
 from qafel.deployment.transport import run_until_one_ends, wait_for_event
@@ -81,7 +80,8 @@ class DeploymentServer:
         ledger, access, task, settings = self.ledger, self._access, self._task, self._settings
         run = settings.run or self._config.name
         self.wire = Counter[str]()
-        self.metrics = ServerMetrics(run, lambda: ledger.traffic.staleness_counts)
+        self.sessions = 0
+        self.metrics = ServerMetrics(run, ledger.traffic, self._figures)
         agreed = self._config.model_copy(update={"start": None})  # clients get x̂ from the server
         algorithm, median = ledger.server.algorithm, RunningMedian(ledger.norms, time.monotonic())
         abandon_after = getattr(algorithm.staleness, "abandon_after", None)
@@ -91,12 +91,12 @@ class DeploymentServer:
             algorithm, defence, task.clients, access.registry(), median, ledger.run_id, ledger.has_new_key
         )
         checker.shares.restore(ledger.shares, ledger.since, time.monotonic())
-        self.intake = Intake(ledger, checker, self.metrics)
-        self.evaluator = Evaluator(self._config, task, ledger, self._directory, self.metrics, self._row_listeners)
+        self.intake = Intake(ledger, checker)
+        self.evaluator = Evaluator(self._config, task, ledger, self._directory, self._row_listeners)
         published, copies = Published.of(ledger.server), algorithm.catch_up.quantizer
         self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, published, copies, self._config.seed)
         self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
-        self._background = BackgroundWriter(ledger, self._publisher, settings, self.metrics)
+        self._background = BackgroundWriter(ledger, self._publisher, settings)
         self._connected = False
         self._failures = Counter[str]()
         """Consecutive sessions that each stream ended."""
@@ -128,7 +128,7 @@ class DeploymentServer:
             try:
                 async with session(self._access, "server", patience_s=patience_s, wire=self.wire) as broker:
                     self._connected = True
-                    self.metrics.sessions.inc()
+                    self.sessions += 1
                     await self._watched(broker)
                     return
             except BrokerError as error:
@@ -169,7 +169,9 @@ class DeploymentServer:
         self._session_id = uuid.uuid4().hex[:12]
         await self._beat(broker, "running")
         self.evaluator.end_at_limit()
-        pipeline = Pipeline(self.intake, self.evaluator, self._publisher, self._background, self._settings)
+        pipeline = Pipeline(
+            self.intake, self.evaluator, self._publisher, self._background, self._settings, self.metrics
+        )
         try:
             await run_until_one_ends(
                 broker.until_lost(),
@@ -235,6 +237,9 @@ class DeploymentServer:
         if self._listener is not None:
             self._listener(state)
 
+    def _figures(self) -> dict[str, Any]:
+        return {**asdict(self._run_state("running")), **self.intake.counts, "sessions": self.sessions}
+
     def _run_state(self, word: Status) -> LiveState:
         evaluator, progress = self.evaluator, self.evaluator.progress
         published, snapshot = self._publisher.published, self._publisher.on_broker
@@ -244,9 +249,6 @@ class DeploymentServer:
             str(client): round(now - contact.at, 1) for client, contact in contacts.items() if contact.silent(now)
         }
         training = [(client, contact.staleness) for client, contact in contacts.items() if str(client) not in silent]
-        self.metrics.active.set(len(training))
-        self.metrics.silent.set(len(silent))
-        self.metrics.failing.set(len(failing))
         return live_state(
             word,
             self._task,
