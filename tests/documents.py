@@ -5,7 +5,7 @@
 The language of a fence decides how its block is tested:
 
     python    run; all blocks of a document share one namespace
-    sh        run by bash, which stops at the first command that fails
+    sh        run by bash, which stops at the first command that fails; later blocks run in a folder after `cd`
     console   each line after `$ ` is run and must print the lines that follow it
     toml      read as a recipe
     text      program output or a folder listing: not run
@@ -105,6 +105,8 @@ def run(document: Path) -> None:
             exec(compile("\n" * block.line + block.text, document.name, "exec"), names)
         elif block.language == "sh":
             subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], check=True, timeout=SECONDS)
+            for folder in re.findall(r"^cd ([\w/]+)$", block.text, flags=re.MULTILINE):
+                os.chdir(folder)
         elif block.language == "console":
             _compare(block)
         elif block.language == "toml":

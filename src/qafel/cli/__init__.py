@@ -1,6 +1,7 @@
 """The command line: parse, call, print. A user's mistake is one sentence on stderr and exit code 2.
 
 console    terminal output: shared options, results, errors, live progress
+new        a project from a template
 run        one run, and many runs
 report     a comparison of runs, and the demo
 status     runs while they are running, in the terminal or the browser
@@ -41,6 +42,7 @@ output = partial(typer.Option, rich_help_panel="Output")
 COMMANDS = {
     "Simulate and compare": {
         "demo": "report:demo",
+        "new": "new:new",
         "run": "run:run",
         "sweep": "run:sweep",
         "report": "report:report",

@@ -1,0 +1,65 @@
+"""A new project runs, passes its test, and is deployed with its own client."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from qafel.deployment.broker.local import LocalBroker
+from tests.command import qafel, qafel_here
+from tests.deployment.processes import Command, wait_for
+
+
+def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
+
+
+@pytest.mark.parametrize("template", ["torch", "lora", "numpy"])
+def test_a_new_project_runs_and_passes_its_test(tmp_path: Path, template: str) -> None:
+    for name in {"torch": ["torch"], "lora": ["transformers", "peft"], "numpy": []}[template]:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    qafel("new", "rings", "--template", template, cwd=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "rings").iterdir()) == [
+        "README.md", "client.py", "rings.toml", "task.py", "test_task.py",
+    ]  # fmt: skip
+    qafel("run", "rings.toml", "--out", "run", "--quiet", cwd=tmp_path / "rings")
+    summary = json.loads((tmp_path / "rings" / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "finished"
+    if template == "lora":  # the mean loss; a model that knows nothing has log 128 = 4.9
+        assert summary["metric_final"] < 1.0
+    else:
+        assert summary["metric_final"] > 0.8
+    found = run_python(tmp_path / "rings", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_a_new_project_is_deployed_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qafel("new", "points", "--template", "numpy", cwd=tmp_path)
+    folder = tmp_path / "points"
+    monkeypatch.chdir(folder)
+    with LocalBroker(tmp_path / "broker") as broker:
+        at = ["--broker", broker.url, "--set", "stop.server_steps=4"]
+        server = Command("server", folder / "server.out", "points.toml", *at, "--out", str(folder / "run"), "--quiet")
+        try:
+            client = run_python(folder, "client.py", "3", broker.url)
+            assert "run finished" in client.stdout, client.stderr
+            wait_for(lambda: not server.alive, "the end of the server", 60)
+        finally:
+            if server.alive:
+                server.kill()
+        assert server.process.returncode == 0
+
+
+def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for name, words in (("full", "exists already"), ("2nd", "starts with a letter")):
+        assert words in qafel_here("new", name, expect=2)[1]
