@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel.deployment.broker.local import LocalBroker
+from qafel.deployment.broker import LocalBroker
 from tests.command import qafel, qafel_here
 from tests.deployment.processes import Command, wait_for
 
