@@ -3,11 +3,10 @@
 protocol    what a quantizer is, and the sixteen bytes that name one in a message
 family      base classes of the families, checks, threads
 spec        parsers of text and of codec bytes
-identity    float32 coordinates
 levels      random rounding to levels of a bucket's scale: QSGD, dithered, sign
 rotated     a random rotation, then the best levels for a Gaussian: the quality mode
 trellis     the same rotation, then the best path through a trellis: the fewest bytes
-affine      min-max per tensor
+affine      float32 coordinates; min-max per tensor
 sparse      top_k, the largest coordinates; rand_k, random ones
 wrappers    around another quantizer: scaled, compressed
 custom      a user's object with encode and decode as a quantizer
@@ -16,10 +15,9 @@ kernels     compiled loops
 plain       the same in NumPy, for a device without Numba
 """
 
-from qafel.quantizers.affine import Affine
+from qafel.quantizers.affine import Affine, Identity
 from qafel.quantizers.custom import Custom, as_quantizer, make_quantizer
 from qafel.quantizers.family import set_threads, threads
-from qafel.quantizers.identity import Identity
 from qafel.quantizers.levels import Dithered, Qsgd, Sign
 from qafel.quantizers.measure import MeasuredError, fitness, measure_error
 from qafel.quantizers.protocol import CODEC_BYTES, Codec, Payload, Quantizer, is_measured

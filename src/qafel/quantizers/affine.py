@@ -1,4 +1,7 @@
-"""Affine: min-max per weight tensor, deterministic. The paper's neural-network runs use it."""
+"""Float32 coordinates as they are (none), and min-max per weight tensor (affine).
+
+Both are deterministic. The paper's neural-network runs use affine.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,17 @@ import numpy as np
 from qafel.errors import MalformedPayload, SpecError, WrongCodec
 from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
-from qafel.quantizers.family import Bytes, FixedRate, as_bytes, as_finite_vector, as_payload, check_size
+from qafel.quantizers.family import (
+    WHOLE,
+    Bytes,
+    FixedRate,
+    Scalable,
+    as_bytes,
+    as_finite_vector,
+    as_payload,
+    as_vector,
+    check_size,
+)
 from qafel.quantizers.kernels import ASSIGN, packed_bytes
 from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
@@ -37,6 +50,48 @@ def pieces_of(layout: Layout | None, bits: int, size: int) -> tuple[tuple[_Piece
     return tuple(pieces), at
 
 
+def _floats(data: Bytes) -> Vector:
+    """The float32 coordinates in these bytes, after a check that they are finite."""
+    values = np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+    if not kernels.shared.is_finite(values):
+        raise MalformedPayload("expected finite parameters, found NaN or infinity: the sender's model diverged")
+    return values
+
+
+def _apply_floats(target: Vector, values: Vector, mode: int, weight: float) -> None:
+    if mode == ASSIGN:
+        target[...] = values
+    else:
+        target += values if weight == 1.0 else np.float32(weight) * values
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Identity(Scalable):
+    """Send the vector unchanged. Q(x) = x, δ = 1. FedBuff is QAFeL with this quantizer on both sides."""
+
+    NAME: ClassVar[str] = "none"
+    CODEC_ID: ClassVar[int] = 1
+
+    def encode(self, vector: Vector, stream: Stream) -> Payload:
+        return as_finite_vector(vector).astype("<f4", copy=False).tobytes()
+
+    def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
+        return self.encode(as_vector(vector) * np.float32(gain), stream)
+
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        _apply_floats(target, _floats(as_bytes(payload, self.payload_bytes(target.size))), mode, weight)
+
+    def payload_bytes(self, size: int) -> int:
+        return 4 * check_size(size)
+
+    def head_bytes(self, size: int) -> int:
+        return 0
+
+    def omega(self, size: int) -> float:
+        return 0.0
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Affine(FixedRate):
@@ -49,7 +104,7 @@ class Affine(FixedRate):
 
     NAME: ClassVar[str] = "affine"
     CODEC_ID: ClassVar[int] = 5
-    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": int}
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": WHOLE}
 
     bits: int
     layout: Layout | None = None
@@ -57,10 +112,6 @@ class Affine(FixedRate):
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
             raise SpecError(f"affine takes 1 to 8 bits a coordinate, found {self.bits}")
-
-    @property
-    def spec(self) -> str:
-        return f"affine:{self.bits}"
 
     @property
     def codec(self) -> bytes:
@@ -114,16 +165,12 @@ class Affine(FixedRate):
             if not plain:
                 apply_tensor(target, start, count, data, at + _HEAD.size, self.bits, low, step, mode, weight)
                 continue
-            values = np.frombuffer(data[at : at + 4 * count], "<f4")
-            view = target[start : start + count]
-            view[...] = values if mode == ASSIGN else view + np.float32(weight) * values
+            _apply_floats(target[start : start + count], _floats(data[at : at + 4 * count]), mode, weight)
 
     def _checked(self, data: Bytes, start: int, count: int, at: int, plain: bool) -> tuple[float, float]:
         """Minimum and step of a tensor, after a check that it decodes to finite numbers."""
         if plain:
-            values = np.frombuffer(data[at : at + 4 * count], "<f4").astype(np.float32)
-            if not kernels.shared.is_finite(values):
-                raise MalformedPayload("expected finite parameters, found NaN or infinity: the sender's model diverged")
+            _floats(data[at : at + 4 * count])
             return 0.0, 0.0
         low, step, stated = _HEAD.unpack(data[at : at + _HEAD.size].tobytes())
         if not (math.isfinite(low) and math.isfinite(step) and step >= 0 and stated == count):

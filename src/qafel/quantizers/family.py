@@ -7,12 +7,13 @@ on their number. docs/decisions/quantizers.md explains why Numba's parallel loop
 from __future__ import annotations
 
 import os
+import struct
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from qafel.errors import MalformedPayload, NonFiniteVector, SpecError
 from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
 from qafel.quantizers.kernels import ADD, ASSIGN, OK, SEED_BYTES
-from qafel.quantizers.protocol import Payload, Quantizer
+from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
 from qafel.rng import Stream
 
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -36,6 +37,36 @@ _threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
+class Argument(NamedTuple):
+    """An argument of a spec: its kind in words, and how its text and its bytes in a codec are read and written."""
+
+    kind: str
+    read: Callable[[str], Any]
+    unpack: Callable[[bytes], Any] = lambda packed: packed[0]
+    pack: Callable[[Any], bytes] = lambda value: bytes([value])
+    length: int = 1
+    text: Callable[[Any], str] = str
+
+
+def one_of(*names: str) -> Argument:
+    """One of several words, sent as its number."""
+    return Argument("a word", str, lambda packed: names[packed[0] % len(names)], lambda name: bytes([names.index(name)]))
+
+
+WHOLE: Final = Argument("a whole number", int)
+NUMBER: Final = Argument(
+    "a number", float, lambda packed: as_sent(*struct.unpack("<f", packed)), struct.Struct("<f").pack, 4, "{:.9g}".format
+)
+BUCKET: Final = Argument(
+    "a whole number or none",
+    lambda text: None if text == "none" else int(text),
+    lambda packed: int.from_bytes(packed, "little") or None,
+    lambda bucket: (bucket or 0).to_bytes(3, "little"),
+    3,
+    lambda bucket: str(bucket or "none"),
+)
+
+
 class Family(Quantizer):
     """A family of quantizers that ships with the package. By default δ = 1 − ω, and Q is unbiased where it is exact."""
 
@@ -44,7 +75,7 @@ class Family(Quantizer):
     NAME: ClassVar[str]
     CODEC_ID: ClassVar[int]
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
-    """The arguments of a spec, each with a function that converts its text; `Quantizer` for another quantizer."""
+    """The arguments of a spec in the order of their bytes, each an `Argument`; `Quantizer` for another quantizer."""
     ALLOCATE: ClassVar[Any] = np.empty
     """The function that makes the target for mode ASSIGN."""
 
@@ -60,9 +91,32 @@ class Family(Quantizer):
         return cls(**given)
 
     @classmethod
-    @abstractmethod
     def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Self:
         """Create a quantizer from the parameters in a codec, the quantizer inside it, and the model's layout."""
+        given, at = {}, 0
+        for key, argument in cls.ARGUMENTS.items():
+            given[key] = argument.unpack(fields[at : at + argument.length])
+            at += argument.length
+        return cls(**given)
+
+    @property
+    def spec(self) -> str:
+        names = list(self.ARGUMENTS)
+        required = [each.name for each in fields(self) if each.default is MISSING][:1]  # type: ignore[arg-type]
+        texts = [self.ARGUMENTS[name].text(getattr(self, name)) for name in required]
+        parts = texts + self._changed(*names[len(required) :])
+        return f"{self.NAME}:{','.join(parts)}" if parts else self.NAME
+
+    def _changed(self, *names: str) -> list[str]:
+        """The arguments with other values than their defaults, as in a spec."""
+        defaults = {each.name: each.default for each in fields(self)}  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in names}
+        return [f"{name}={self.ARGUMENTS[name].text(values[name])}" for name in names if values[name] != defaults[name]]
+
+    @property
+    def codec(self) -> bytes:
+        parameters = [argument.pack(getattr(self, name)) for name, argument in self.ARGUMENTS.items()]
+        return pack_codec(self.CODEC_ID, b"".join(parameters))
 
     @abstractmethod
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:

@@ -10,7 +10,6 @@ A payload:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, final
@@ -18,11 +17,11 @@ from typing import Any, ClassVar, Final, Literal, final
 import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
-from qafel.params import Layout, Vector
+from qafel.params import Vector
 from qafel.quantizers import family, kernels
-from qafel.quantizers.family import SERIAL_BELOW, FixedRate, Scalable, as_bytes, bad_scale, check_size
-from qafel.quantizers.kernels import BAD_STEP, GROUP, L2, MAX_ABS, OK, SEED_BYTES, packed_bytes
-from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
+from qafel.quantizers.family import BUCKET, WHOLE, FixedRate, Scalable, as_bytes, bad_scale, check_size, one_of
+from qafel.quantizers.kernels import BAD_STEP, GROUP, L2, MAX_ABS, MEAN, OK, SEED_BYTES, packed_bytes
+from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
 Norm = Literal["max", "l2"]
@@ -31,26 +30,9 @@ DEFAULT_BUCKET: Final = 512
 MAX_BUCKET: Final = 2**24 - 1
 MAX_LEVELS: Final = 127
 
-_NORMS: Final[dict[Norm, int]] = {"max": MAX_ABS, "l2": L2}
+_NORMS: Final[tuple[Norm, ...]] = ("max", "l2")  # in the order of MAX_ABS and L2
 _SIGN_BIT: Final = 2**63
 _SPAN: Final = 4096  # coordinates: 16 kB, so that the second pass over a span finds it in the first-level cache
-
-
-def _bucket_of(text: str) -> int | None:
-    return None if text == "none" else int(text)
-
-
-def _bucket_text(bucket: int | None, separator: str = ",") -> str:
-    """The bucket in a spec, after the separator. The default is left out."""
-    return "" if bucket == DEFAULT_BUCKET else f"{separator}bucket={'none' if bucket is None else bucket}"
-
-
-def _bucket_bytes(bucket: int | None) -> bytes:
-    return (bucket or 0).to_bytes(3, "little")
-
-
-def _bucket_from(fields: bytes) -> int | None:
-    return int.from_bytes(fields, "little") or None
 
 
 def _check_bucket(bucket: int | None) -> None:
@@ -76,50 +58,52 @@ def _spans_of(size: int, bucket: int | None, bits: int) -> tuple[int, int, int, 
     return length, span, -(-size // span), _step_bytes(size, bucket) + packed_bytes(size, bits)
 
 
-def _encode(
-    kernel: Callable[..., bool],
-    vector: Vector,
-    words: tuple[int, int],
-    bucket: int | None,
-    levels: float,
-    bits: int,
-    norm: int,
-    gain: float,
-    prefix: bytes = b"",
-) -> Payload:
-    """Quantize a vector into prefix, steps and codes. The kernel is `encode_spans` or `encode_signs`."""
-    vector = family.as_vector(vector)
-    length, span, spans, total = _spans_of(vector.size, bucket, bits)
-    skip = len(prefix)
-    out = np.empty(skip + total, np.uint8)
-    if skip:
-        out[:skip] = np.frombuffer(prefix, np.uint8)
-    word0, word1 = (words[0] ^ _SIGN_BIT) - _SIGN_BIT, (words[1] ^ _SIGN_BIT) - _SIGN_BIT
-    if vector.size >= SERIAL_BELOW:
-        common = (vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip)
-        family.encode_spans(kernel, vector, common, spans)
-    elif not kernel(vector, out, word0, word1, length, span, float(levels), bits, norm, gain, skip, 0, spans):
-        raise family.non_finite(vector)  # the common case, without a tuple of arguments: a tenth of the call
-    return family.as_payload(out)
+class Bucketed(FixedRate):
+    """A step per bucket and a code per coordinate for the levels −levels … levels, after a seed if there is one."""
 
+    __slots__ = ()
 
-def _apply(target: Vector, payload: Payload, mode: int, weight: float, bucket: int | None, top: int, bits: int) -> None:
-    """Assign or add weight · decoded to the target, from codes for the levels −top … top."""
-    length, span, spans, total = _spans_of(target.size, bucket, bits)
-    data, kernel = as_bytes(payload, total), kernels.levels.apply_levels
-    if target.size >= SERIAL_BELOW:
-        status = family.apply_spans(kernel, target.size, (target, data, mode, weight, length, span, top, bits), spans)
-    else:  # the common case, without a tuple of arguments
-        status = kernel(target, data, mode, weight, length, span, top, bits, True, 0, spans)
-    if status == BAD_STEP:
-        raise bad_scale("steps")
-    if status != OK:
-        raise MalformedPayload(f"expected codes up to {2 * top}, found a larger one: another quantizer made it")
+    SEED: ClassVar[int] = 0
+    bits: Any
+    bucket: int | None
+    levels: Any
+
+    def payload_bytes(self, size: int) -> int:
+        return self.SEED + _spans_of(size, self.bucket, self.bits)[3]
+
+    def head_bytes(self, size: int) -> int:
+        return self.SEED + _step_bytes(size, self.bucket)
+
+    def _encode(self, vector: Vector, words: tuple[int, int], norm: int, gain: float) -> Payload:
+        """Quantize a vector into steps and codes, after the first word as a seed."""
+        vector = family.as_vector(vector)
+        length, span, spans, total = _spans_of(vector.size, self.bucket, self.bits)
+        out = np.empty(self.SEED + total, np.uint8)
+        if self.SEED:
+            out[: self.SEED] = np.frombuffer(words[0].to_bytes(self.SEED, "little"), np.uint8)
+        signed = ((words[0] ^ _SIGN_BIT) - _SIGN_BIT, (words[1] ^ _SIGN_BIT) - _SIGN_BIT)
+        common = (vector, out, *signed, length, span, float(self.levels), self.bits, norm, gain, self.SEED)
+        family.encode_spans(kernels.levels.encode_spans, vector, common, spans)
+        return family.as_payload(out)
+
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        length, span, spans, total = _spans_of(target.size, self.bucket, self.bits)
+        data = as_bytes(payload, self.SEED + total)
+        kernel, parameter = kernels.levels.apply_levels, self.levels
+        if self.SEED:
+            kernel, parameter = kernels.levels.apply_dithered, family.seed_word(data[: self.SEED].tobytes())
+        common = (target, data, mode, weight, length, span, parameter, self.bits)
+        status = family.apply_spans(kernel, target.size, common, spans)
+        if status == BAD_STEP:
+            raise bad_scale("steps")
+        if status != OK:
+            top = 2 * self.levels
+            raise MalformedPayload(f"expected codes up to {top}, found a larger one: another quantizer made it")
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Qsgd(Scalable):
+class Qsgd(Bucketed, Scalable):
     """Round every coordinate at random to one of s levels of its bucket's scale. The mean is exact.
 
     Q(x)ᵢ = step · (⌊xᵢ/step⌋ + Bernoulli(frac(xᵢ/step))), step = ‖bucket‖ / s, with max |xᵢ| or ℓ₂ as the norm.
@@ -128,7 +112,7 @@ class Qsgd(Scalable):
 
     NAME: ClassVar[str] = "qsgd"
     CODEC_ID: ClassVar[int] = 2
-    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": int, "levels": int, "norm": str, "bucket": _bucket_of}
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": WHOLE, "levels": WHOLE, "norm": one_of(*_NORMS), "bucket": BUCKET}
 
     bits: int = 4
     levels: int = 7
@@ -163,33 +147,14 @@ class Qsgd(Scalable):
             raise SpecError("qsgd takes either bits or levels: write qsgd:4, or qsgd:levels=8")
         return Qsgd.of_bits(bits, **given) if bits is not None else Qsgd.of_levels(levels or 0, **given)
 
-    @classmethod
-    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Qsgd:
-        return Qsgd(fields[0], fields[1], "l2" if fields[2] == L2 else "max", _bucket_from(fields[3:6]))
-
     @property
     def spec(self) -> str:
         most_levels = self == Qsgd.of_bits(self.bits, self.norm, self.bucket)
         amount = f"{self.bits}" if most_levels else f"levels={self.levels}"
-        return f"qsgd:{amount}{',norm=l2' if self.norm == 'l2' else ''}{_bucket_text(self.bucket)}"
-
-    @property
-    def codec(self) -> bytes:
-        parameters = bytes([self.bits, self.levels, _NORMS[self.norm]]) + _bucket_bytes(self.bucket)
-        return pack_codec(self.CODEC_ID, parameters)
+        return ",".join([f"qsgd:{amount}", *self._changed("norm", "bucket")])
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        norm, kernel = _NORMS[self.norm], kernels.levels.encode_spans
-        return _encode(kernel, vector, stream.words, self.bucket, self.levels, self.bits, norm, gain)
-
-    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        _apply(target, payload, mode, weight, self.bucket, self.levels, self.bits)
-
-    def payload_bytes(self, size: int) -> int:
-        return _spans_of(size, self.bucket, self.bits)[3]
-
-    def head_bytes(self, size: int) -> int:
-        return _step_bytes(size, self.bucket)
+        return self._encode(vector, stream.words, L2 if self.norm == "l2" else MAX_ABS, gain)
 
     def omega(self, size: int) -> float:
         """The exact worst case for max-abs; Lemma 3.1 of the QSGD paper for ℓ₂.
@@ -210,7 +175,7 @@ class Qsgd(Scalable):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Dithered(Scalable):
+class Dithered(Bucketed, Scalable):
     """Round x/step + u with u uniform. The receiver derives u from the message's seed and subtracts it.
 
     Q(x) = step · (round(x/step + u) − u). The error is uniform on ±step/2 and independent of x. That is half of QSGD's
@@ -219,7 +184,8 @@ class Dithered(Scalable):
 
     NAME: ClassVar[str] = "dithered"
     CODEC_ID: ClassVar[int] = 7
-    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": int, "bucket": _bucket_of}
+    SEED: ClassVar[int] = SEED_BYTES
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": WHOLE, "bucket": BUCKET}
 
     bits: int
     bucket: int | None = DEFAULT_BUCKET
@@ -229,41 +195,13 @@ class Dithered(Scalable):
             raise SpecError(f"dithered takes 1 to 8 bits a coordinate, found {self.bits}")
         _check_bucket(self.bucket)
 
-    @classmethod
-    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Dithered:
-        return Dithered(fields[0], _bucket_from(fields[1:4]))
-
-    @property
-    def spec(self) -> str:
-        return f"dithered:{self.bits}{_bucket_text(self.bucket)}"
-
-    @property
-    def codec(self) -> bytes:
-        return pack_codec(self.CODEC_ID, bytes([self.bits]) + _bucket_bytes(self.bucket))
-
     @property
     def levels(self) -> float:
         """Steps from zero to the largest magnitude: 7.5 at 4 bits."""
         return 0.5 * (2.0**self.bits - 1.0)
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
-        seed = family.seed_of(stream)
-        words, kernel = (int.from_bytes(seed, "little"), 0), kernels.levels.encode_spans
-        return _encode(kernel, vector, words, self.bucket, self.levels, self.bits, MAX_ABS, gain, seed)
-
-    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        length, span, spans, total = _spans_of(target.size, self.bucket, self.bits)
-        data = as_bytes(payload, SEED_BYTES + total)
-        word = family.seed_word(data[:SEED_BYTES].tobytes())
-        common = (target, data, mode, weight, word, length, span, self.bits)
-        if family.apply_spans(kernels.levels.apply_dithered, target.size, common, spans) != OK:
-            raise bad_scale("steps")
-
-    def payload_bytes(self, size: int) -> int:
-        return SEED_BYTES + _spans_of(size, self.bucket, self.bits)[3]
-
-    def head_bytes(self, size: int) -> int:
-        return SEED_BYTES + _step_bytes(size, self.bucket)
+        return self._encode(vector, (int.from_bytes(family.seed_of(stream), "little"), 0), MAX_ABS, gain)
 
     def omega(self, size: int) -> float:
         """The exact worst case: step²/12 for each of the n in a bucket, and a norm of at least levels · step."""
@@ -272,7 +210,7 @@ class Dithered(Scalable):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Sign(FixedRate):
+class Sign(Bucketed):
     """Send signs and the mean magnitude of each bucket: one bit per coordinate, biased, a contraction.
 
     Q(x) = (‖x‖₁/n) · sign(x) in a bucket of n: ‖x − Q(x)‖² = ‖x‖² − ‖x‖₁²/n ≤ (1 − 1/n)‖x‖². Karimireddy et al., 2019.
@@ -280,36 +218,17 @@ class Sign(FixedRate):
 
     NAME: ClassVar[str] = "sign"
     CODEC_ID: ClassVar[int] = 6
-    ARGUMENTS: ClassVar[dict[str, Any]] = {"bucket": _bucket_of}
+    bits: ClassVar[int] = 1
+    levels: ClassVar[int] = 1
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"bucket": BUCKET}
 
     bucket: int | None = DEFAULT_BUCKET
 
     def __post_init__(self) -> None:
         _check_bucket(self.bucket)
 
-    @classmethod
-    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Sign:
-        return Sign(_bucket_from(fields[:3]))
-
-    @property
-    def spec(self) -> str:
-        return "sign" + _bucket_text(self.bucket, ":")
-
-    @property
-    def codec(self) -> bytes:
-        return pack_codec(self.CODEC_ID, _bucket_bytes(self.bucket))
-
     def encode(self, vector: Vector, stream: Stream) -> Payload:
-        return _encode(kernels.levels.encode_signs, vector, stream.words, self.bucket, 1, 1, 0, 1.0)
-
-    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        _apply(target, payload, mode, weight, self.bucket, 1, 1)
-
-    def payload_bytes(self, size: int) -> int:
-        return _spans_of(size, self.bucket, 1)[3]
-
-    def head_bytes(self, size: int) -> int:
-        return _step_bytes(size, self.bucket)
+        return self._encode(vector, stream.words, MEAN, 1.0)
 
     def omega(self, size: int) -> float:
         return 1.0 - self.delta(size)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qafel.errors import SpecError
-from qafel.params import Layout, Vector
+from qafel.params import Vector
 from qafel.quantizers import family, kernels
-from qafel.quantizers.family import Scalable
+from qafel.quantizers.family import WHOLE, Scalable
 from qafel.quantizers.kernels import BLOCK, COLUMNS, OK, SEED_BYTES, SHORTEST, packed_bytes
-from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
+from qafel.quantizers.protocol import Payload
 from qafel.rng import Stream
 
 
@@ -90,25 +90,13 @@ class Rotated(Scalable):
 
     NAME: ClassVar[str] = "rotated"
     CODEC_ID: ClassVar[int] = 10
-    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": int}
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"bits": WHOLE}
 
     bits: int
 
     def __post_init__(self) -> None:
         if self.bits not in LEVELS:
             raise SpecError(f"rotated takes 1 to {max(LEVELS)} bits a coordinate, found {self.bits}: use qsgd for more")
-
-    @property
-    def spec(self) -> str:
-        return f"rotated:{self.bits}"
-
-    @property
-    def codec(self) -> bytes:
-        return pack_codec(self.CODEC_ID, bytes([self.bits]))
-
-    @classmethod
-    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Rotated:
-        return Rotated(fields[0])
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
         vector = family.as_vector(vector)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
 from qafel.quantizers import family, kernels
-from qafel.quantizers.family import Family, FixedRate, Scalable, check_size, seed_of, seed_word
-from qafel.quantizers.identity import Identity
+from qafel.quantizers.affine import Identity
+from qafel.quantizers.family import NUMBER, WHOLE, Family, FixedRate, Scalable, check_size, one_of, seed_of, seed_word
 from qafel.quantizers.kernels import ASSIGN, BITMAP, LARGEST, MAX_RICE, SEED_BYTES
 from qafel.quantizers.levels import Dithered, Qsgd, Sign
 from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
@@ -84,7 +84,9 @@ class Sparse(Family):
     values are sent as float32, or through the quantizer `values`.
     """
 
-    ARGUMENTS: ClassVar[dict[str, Any]] = {"fraction": float, "count": int, "round": str, "values": Quantizer}
+    ARGUMENTS: ClassVar[dict[str, Any]] = {
+        "fraction": NUMBER, "count": WHOLE, "round": one_of("nearest", "down"), "values": Quantizer,
+    }  # fmt: skip
 
     ALLOCATE: ClassVar[Any] = np.zeros
 

@@ -20,9 +20,8 @@ from typing import Any, Final
 from qafel.errors import SpecError, WrongCodec
 from qafel.params import Layout
 from qafel.quantizers import protocol
-from qafel.quantizers.affine import Affine
+from qafel.quantizers.affine import Affine, Identity
 from qafel.quantizers.family import Family, FixedRate
-from qafel.quantizers.identity import Identity
 from qafel.quantizers.levels import Dithered, Qsgd, Sign
 from qafel.quantizers.protocol import CODEC_BYTES, Quantizer
 from qafel.quantizers.rotated import Rotated
@@ -37,7 +36,6 @@ _ALL: Final[tuple[type[Family], ...]] = (
 )  # fmt: skip
 _BY_NAME: Final = {family.NAME: family for family in _ALL}
 _BY_ID: Final = {family.CODEC_ID: family for family in _ALL}
-_KINDS: Final = {int: "a whole number", float: "a number"}
 FAMILIES: Final = tuple(sorted(_BY_NAME))
 """The names that a spec can start with."""
 
@@ -90,10 +88,9 @@ def _arguments(family: type[Family], text: str) -> dict[str, Any]:
             found[key], text = _read(f"{value},{text}" if text else value), ""
             continue
         try:
-            found[key] = kinds[key](value)
+            found[key] = kinds[key].read(value)
         except ValueError:
-            wanted = _KINDS.get(kinds[key], "a whole number or none")
-            raise SpecError(f"{name}: {key} must be {wanted}, found {value!r}") from None
+            raise SpecError(f"{name}: {key} must be {kinds[key].kind}, found {value!r}") from None
     return found
 
 

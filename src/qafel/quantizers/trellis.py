@@ -13,7 +13,6 @@ docs/decisions/quantizers.md explains the design.
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, final
@@ -21,12 +20,12 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, final
 import numpy as np
 
 from qafel.errors import MalformedPayload, SpecError
-from qafel.params import Layout, Vector
+from qafel.params import Vector
 from qafel.quantizers import family, kernels
-from qafel.quantizers.family import Family
+from qafel.quantizers.family import NUMBER, WHOLE, Family, one_of
 from qafel.quantizers.kernels import COLUMNS, ROOM, SEED_BYTES
 from qafel.quantizers.kernels.tables import Cut, cut, tables_for
-from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
+from qafel.quantizers.protocol import Payload
 from qafel.quantizers.rotated import LEVELS, Rotated
 from qafel.rng import Stream
 
@@ -65,7 +64,7 @@ class Trellis(Family):
 
     NAME: ClassVar[str] = "trellis"
     CODEC_ID: ClassVar[int] = 12
-    ARGUMENTS: ClassVar[dict[str, Any]] = {"rate": float, "states": int, "scale": str}
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"rate": NUMBER, "states": WHOLE, "scale": one_of(*_SCALES)}
 
     rate: float
     states: int = 8
@@ -79,20 +78,6 @@ class Trellis(Family):
         if self.scale not in _SCALES:
             raise SpecError(f"trellis takes scale=unbiased or scale=least, found {self.scale!r}")
         object.__setattr__(self, "rate", family.as_sent(self.rate))
-
-    @property
-    def spec(self) -> str:
-        states = "" if self.states == 8 else f",states={self.states}"
-        return f"trellis:{self.rate:.9g}{states}{'' if self.scale == 'unbiased' else ',scale=least'}"
-
-    @property
-    def codec(self) -> bytes:
-        return pack_codec(self.CODEC_ID, struct.pack("<fBB", self.rate, self.states, _SCALES.index(self.scale)))
-
-    @classmethod
-    def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Trellis:
-        rate, states, scale = struct.unpack("<fBB", fields)
-        return Trellis(family.as_sent(rate), states, "least" if scale else "unbiased")
 
     def unbiased(self, size: int) -> bool:
         return self.scale == "unbiased" or size < SHORTEST

@@ -14,7 +14,7 @@ import numpy as np
 from numba import float32, float64, int8, int32, njit, uint8, uint32, uint64
 
 from qafel.compiled import INNER, KERNEL
-from qafel.quantizers.kernels import ADD, ASSIGN, BAD_CODE, BAD_STEP, GROUP, INFINITY_BITS, L2, LARGEST, OK, WEYL
+from qafel.quantizers.kernels import ADD, BAD_CODE, BAD_STEP, GROUP, INFINITY_BITS, L2, LARGEST, MEAN, OK, WEYL
 from qafel.quantizers.kernels.shared import (
     apply_values,
     hash_pair,
@@ -67,6 +67,9 @@ def _measure_buckets(x, bucket, levels, norm, steps, begin, end):  # type: ignor
         step_bits[b] = magnitude_bits(patterns, at, count)
         if step_bits[b] >= INFINITY_BITS:
             return False
+        if norm == MEAN:
+            steps[b] = float32(_sum(x, at, count, False) / count)
+            continue
         scale = float64(steps[b])
         if norm == L2:
             scale = max(np.sqrt(_sum(x, at, count, True)), scale)
@@ -84,50 +87,43 @@ def _fixed(x, scale, magic):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _round_run(x, at, count, step, one, magic, top, fraction, counter, keys, part, codes, to):  # type: ignore[no-untyped-def]
-    """Codes for coordinates of one bucket and one quarter of a group, from 0 to `top`."""
-    lift = _LIFT if step < _TINY else float32(1)  # keeps 1/step finite where the step is tiny
-    scale = one / (step * lift) if step > 0 else float32(0)
-    second = uint32(0xFFFFFFFF) if part & 1 else uint32(0)
-    shift = uint32(8 * (part & 2)) & uint32(31)
-    drop, point = uint32(16 - fraction) & uint32(31), int32(fraction) & int32(31)
-    place = weyl(counter, keys)
-    for j in range(count):
-        g, h = hash_pair(place, keys)
-        u = uint32(uint32(uint32(uint32(uint32(g & ~second) | uint32(h & second)) >> shift) & uint32(0xFFFF)) >> drop)
-        v = uint32(_fixed(x[at + uint64(j)] * lift, scale, magic) - uint32(0x4B000000))
-        code = int32(int32(uint32(v + u)) >> point)
-        codes[to + uint64(j)] = uint8(min(max(code, int32(0)), top))
-        place = uint32(place + WEYL)
-
-
-@njit(**INNER)
-def _quarter(part, count):  # type: ignore[no-untyped-def]
-    """Begin and end of a quarter of a group of `count` codes. Its coordinates use the same part of their hashes."""
+def _draw(start, count, keys, words, u):  # type: ignore[no-untyped-def]
+    """The 16 random bits of each coordinate of a group. One coordinate of each quarter shares a hash."""
     half = (count + 1) // 2
     quarter = (half + 1) // 2
-    begin = (part & 1) * quarter + (part >> 1) * half
-    return begin, min(count, begin + (half - quarter if part & 1 else quarter))
+    place = weyl(uint32(start), keys)
+    for j in range(quarter):
+        words[uint64(j)], words[uint64(quarter) + uint64(j)] = hash_pair(place, keys)
+        place = uint32(place + WEYL)
+    for j in range(half):
+        u[uint64(j)] = words[uint64(j)] & uint32(0xFFFF)
+    for j in range(count - half):
+        u[uint64(half) + uint64(j)] = words[uint64(j)] >> uint32(16)
 
 
 @njit(**INNER)
-def _run(start, r, end, bucket):  # type: ignore[no-untyped-def]
-    """The bucket of coordinate `start` + r, and the end of its run in the group: that of the bucket, or `end`."""
+def _run(start, r, count, bucket):  # type: ignore[no-untyped-def]
+    """The bucket of coordinate `start` + r, and the end of its run in the group."""
     b = (start + r) // bucket
-    return b, min(end, (b + 1) * bucket - start)
+    return b, min(count, (b + 1) * bucket - start)
 
 
 @njit(**INNER)
-def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys, codes):  # type: ignore[no-untyped-def]
-    """Codes of one group, quarter by quarter, for any bucket."""
-    for part in range(4):
-        begin, end = _quarter(part, count)
-        r = begin
-        while r < end:
-            b, stop = _run(start, r, end, bucket)
-            counter, at, to = uint32(start + r - begin), uint64(start + r), uint64(r)
-            _round_run(x, at, stop - r, steps[b], one, magic, top, fraction, counter, keys, part, codes, to)
-            r = stop
+def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, u, codes):  # type: ignore[no-untyped-def]
+    """Codes of one group, from 0 to `top`, bucket by bucket."""
+    drop, point = uint32(16 - fraction) & uint32(31), int32(fraction) & int32(31)
+    r = 0
+    while r < count:
+        b, stop = _run(start, r, count, bucket)
+        step = steps[b]
+        lift = _LIFT if step < _TINY else float32(1)  # keeps 1/step finite where the step is tiny
+        scale = one / (step * lift) if step > 0 else float32(0)
+        for j in range(stop - r):
+            i = uint64(r) + uint64(j)
+            v = uint32(_fixed(x[uint64(start) + i] * lift, scale, magic) - uint32(0x4B000000))
+            code = int32(int32(uint32(v + uint32(u[i] >> drop))) >> point)
+            codes[i] = uint8(min(max(code, int32(0)), top))
+        r = stop
 
 
 @njit(**INNER)
@@ -153,13 +149,14 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, s
 
     `span` is a multiple of `bucket` and of GROUP, or the whole vector, so no two spans share a step or a byte.
     `levels` is the number of steps in the scale. If it is a whole number, codes are centred on a level. If it is a
-    half, codes are centred between two levels. One bit and one level is stochastic sign: −step or +step.
+    half, codes are centred between two levels. One bit and one level is stochastic sign: −step or +step. With the norm
+    MEAN the step is a bucket's mean magnitude, and the code says whether x ≥ 0.
     """
     size = x.size
     head = skip + 4 * ((size + bucket - 1) // bucket)
     steps = out[skip:head].view(np.float32)
     keys = round_keys(word0, word1)
-    codes = np.empty(GROUP, np.uint8)
+    codes, words, u = np.empty(GROUP, np.uint8), np.empty(GROUP, np.uint32), np.empty(GROUP, np.uint32)
     fraction = 15 if bits == 8 else 16  # so that the largest code still fits 23 bits
     level = float32(1 << fraction)
     sign_only = bits == 1 and levels == 1.0
@@ -184,34 +181,16 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, s
                     scales = (one / s0, one / s1, one / s2, one / s3)
                     _round_nibbles(x, uint64(start), scales, magic, uint32(start), keys, out, to)
                     continue
-            _round_group(x, bucket, steps, one, magic, top, fraction, start, count, keys, codes)
+            if norm == MEAN:
+                for j in range(count):
+                    codes[uint64(j)] = uint8(x[uint64(start) + uint64(j)] >= float32(0))
+            else:
+                _draw(start, count, keys, words, u)
+                _round_group(x, bucket, steps, one, magic, top, fraction, start, count, u, codes)
             pack_group(codes, count, bits, out, to)
         if gain != 1.0:
             for b in range(begin // bucket, (end + bucket - 1) // bucket):
                 steps[b] *= float32(gain)
-    return True
-
-
-@njit(**KERNEL)
-def encode_signs(x, out, word0, word1, bucket, span, levels, bits, norm, gain, skip, first, last):  # type: ignore[no-untyped-def]
-    """`encode_spans` for sign, without randomness: a bucket's mean magnitude, and code 1 if x ≥ 0."""
-    size = x.size
-    head = skip + 4 * ((size + bucket - 1) // bucket)
-    steps = out[skip:head].view(np.float32)
-    patterns = x.view(np.int32)
-    codes = np.empty(GROUP, np.uint8)
-    for number in range(first, last):
-        begin, end = number * span, min(size, (number + 1) * span)
-        for b in range(begin // bucket, (end + bucket - 1) // bucket):
-            at, count = uint64(b * bucket), min(end - b * bucket, bucket)
-            if magnitude_bits(patterns, at, count) >= INFINITY_BITS:
-                return False
-            steps[b] = float32(_sum(x, at, count, False) / count * gain)
-        for start in range(begin, end, GROUP):
-            count = min(end - start, GROUP)
-            for j in range(count):
-                codes[uint64(j)] = uint8(x[uint64(start) + uint64(j)] >= float32(0))
-            pack_group(codes, count, 1, out, uint64(head + start // GROUP * (GROUP // 8)))
     return True
 
 
@@ -247,39 +226,8 @@ def codes_are_sound(packed, head, size, bits, top):  # type: ignore[no-untyped-d
 
 
 @njit(**INNER)
-def _unpack_nibbles(packed, at, centre, levels, count):  # type: ignore[no-untyped-def]
-    """Signed levels of one group at 4 bits: code − centre."""
-    half = (count + 1) // 2
-    for j in range(half):
-        levels[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] & uint8(15)) - centre))
-    for j in range(count - half):
-        levels[uint64(half + j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
-
-
-@njit(**INNER)
-def _unpack_levels(packed, at, bits, centre, codes, levels, count):  # type: ignore[no-untyped-def]
-    """Signed levels of one group: code − centre, or ±1 with one bit."""
-    unpack_group(packed, at, bits, codes, count)
-    factor = uint8(2 if bits == 1 else 1)
-    for j in range(count):
-        levels[uint64(j)] = int8(uint8(uint8(codes[uint64(j)] * factor) - centre))
-
-
-@njit(**INNER)
-def _assign(target, at, count, levels, of, step):  # type: ignore[no-untyped-def]
-    for j in range(count):
-        target[at + uint64(j)] = step * float32(levels[of + uint64(j)])
-
-
-@njit(**INNER)
-def _add(target, at, count, levels, of, step, weight):  # type: ignore[no-untyped-def]
-    for j in range(count):
-        target[at + uint64(j)] += weight * (step * float32(levels[of + uint64(j)]))
-
-
-@njit(**INNER)
-def _add_nibbles(packed, at, centre, low, high, target, to, step):  # type: ignore[no-untyped-def]
-    """`_unpack_nibbles` and `_add` in one pass, for 512 coordinates of one bucket: as fast as memory.
+def _add_nibbles(packed, at, centre, low, high, target, to, step, weight):  # type: ignore[no-untyped-def]
+    """Unpack and add in one pass, 512 coordinates of one bucket at 4 bits: as fast as memory.
 
     The compiler knows the length of each loop, and each loop runs along one array.
     """
@@ -288,9 +236,9 @@ def _add_nibbles(packed, at, centre, low, high, target, to, step):  # type: igno
     for j in range(256):
         high[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
     for j in range(256):
-        target[to + uint64(j)] += step * float32(low[uint64(j)])
+        target[to + uint64(j)] += weight * (step * float32(low[uint64(j)]))
     for j in range(256):
-        target[to + uint64(256) + uint64(j)] += step * float32(high[uint64(j)])
+        target[to + uint64(256) + uint64(j)] += weight * (step * float32(high[uint64(j)]))
 
 
 @njit(**KERNEL)
@@ -305,34 +253,30 @@ def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, chec
             return BAD_STEP
         if not codes_are_sound(payload, head, size, bits, 1 if bits == 1 else 2 * levels):
             return BAD_CODE
-    codes, signed = np.empty(GROUP, np.uint8), np.empty(GROUP, np.int8)
+    codes, values = np.empty(GROUP, np.uint8), np.empty(GROUP, np.float32)
     low, high = np.empty(256, np.int8), np.empty(256, np.int8)
-    fast = bits == 4 and bucket % GROUP == 0 and mode == ADD and weight == float32(1)
+    fast, double = bits == 4 and bucket % GROUP == 0 and mode == ADD, uint8(2 if bits == 1 else 1)
     b = first * span // bucket
     edge = (b + 1) * bucket
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
         packed_at = uint64(head + start // GROUP * (GROUP * bits // 8))
         if fast and count == GROUP:
-            _add_nibbles(payload, packed_at, uint8(levels), low, high, target, uint64(start), steps[b])
+            _add_nibbles(payload, packed_at, uint8(levels), low, high, target, uint64(start), steps[b], weight)
             if start + GROUP == edge:
                 b, edge = b + 1, edge + bucket
             continue
-        if bits == 4:
-            _unpack_nibbles(payload, packed_at, uint8(levels), signed, count)
-        else:
-            _unpack_levels(payload, packed_at, bits, uint8(levels), codes, signed, count)
+        unpack_group(payload, packed_at, bits, codes, count)
         r = 0
         while r < count:
-            stop = min(count, edge - start)
-            at, of = uint64(start + r), uint64(r)
-            if mode == ASSIGN:
-                _assign(target, at, stop - r, signed, of, steps[b])
-            else:
-                _add(target, at, stop - r, signed, of, steps[b], weight)
+            stop, step = min(count, edge - start), steps[b]
+            for j in range(stop - r):
+                i = uint64(r) + uint64(j)
+                values[i] = step * float32(int8(uint8(uint8(codes[i] * double) - uint8(levels))))
             r = stop
             if start + stop == edge:
                 b, edge = b + 1, edge + bucket
+        apply_values(target, uint64(start), values, count, mode, weight)
     return OK
 
 
@@ -343,60 +287,28 @@ def _level(code, u, one, middle, wide, unit):  # type: ignore[no-untyped-def]
     The sender's fixed-point number is code·2ᶠ + (2ᶠ−1)/2 − u in the mean. Twice that is an integer below 2²⁴, so
     decoding rounds once: in the product with the step.
     """
-    u = int32(u & uint32(0xFFFF))
+    u = int32(u)
     twice_u = int32(u + u) if wide else int32(u & int32(0xFFFE))  # twice the top 16 or 15 bits
     return float32(int32(int32(int32(code) * one) + int32(middle - twice_u))) * unit
 
 
 @njit(**INNER)
-def _undither(codes, begin, end, step, twice_centre, fraction, counter, keys, part, values):  # type: ignore[no-untyped-def]
-    """Values of codes[begin:end], which lie in one bucket and one quarter of a group."""
-    second = uint32(0xFFFFFFFF) if part & 1 else uint32(0)
-    shift = uint32(8 * (part & 2)) & uint32(31)
+def _undither(codes, u, bucket, steps, twice_centre, fraction, start, count, values):  # type: ignore[no-untyped-def]
+    """Values of one group, bucket by bucket."""
     one, wide, unit = int32(2 << fraction), fraction == 16, float32(1.0 / (2 << fraction))
     middle = int32((1 << fraction) - 1 - twice_centre)
-    place = weyl(counter, keys)
-    for j in range(end - begin):
-        i = uint64(begin) + uint64(j)
-        g, h = hash_pair(place, keys)
-        u = uint32(uint32(uint32(g & ~second) | uint32(h & second)) >> shift)
-        values[i] = step * _level(codes[i], u, one, middle, wide, unit)
-        place = uint32(place + WEYL)
-
-
-@njit(**INNER)
-def _undither_group(codes, steps, twice_centre, fraction, counter, keys, values):  # type: ignore[no-untyped-def]
-    """`_undither` for a full group with each quarter in one bucket: four values from one hash."""
-    one, wide, unit = int32(2 << fraction), fraction == 16, float32(1.0 / (2 << fraction))
-    middle = int32((1 << fraction) - 1 - twice_centre)
-    step0, step1, step2, step3 = steps
-    place = weyl(counter, keys)
-    for j in range(128):
-        i = uint64(j)
-        g, h = hash_pair(place, keys)
-        values[i] = step0 * _level(codes[i], g, one, middle, wide, unit)
-        values[i + uint64(128)] = step1 * _level(codes[i + uint64(128)], h, one, middle, wide, unit)
-        g, h = uint32(g >> uint32(16)), uint32(h >> uint32(16))
-        values[i + uint64(256)] = step2 * _level(codes[i + uint64(256)], g, one, middle, wide, unit)
-        values[i + uint64(384)] = step3 * _level(codes[i + uint64(384)], h, one, middle, wide, unit)
-        place = uint32(place + WEYL)
-
-
-@njit(**INNER)
-def _undither_parts(codes, bucket, steps, twice_centre, fraction, start, count, keys, values):  # type: ignore[no-untyped-def]
-    """`_undither` quarter by quarter and bucket by bucket, for any bucket."""
-    for part in range(4):
-        begin, end = _quarter(part, count)
-        r = begin
-        while r < end:
-            b, stop = _run(start, r, end, bucket)
-            counter = uint32(start + r - begin)
-            _undither(codes, r, stop, steps[b], twice_centre, fraction, counter, keys, part, values)
-            r = stop
+    r = 0
+    while r < count:
+        b, stop = _run(start, r, count, bucket)
+        step = steps[b]
+        for j in range(stop - r):
+            i = uint64(r) + uint64(j)
+            values[i] = step * _level(codes[i], u[i], one, middle, wide, unit)
+        r = stop
 
 
 @njit(**KERNEL)
-def apply_dithered(target, payload, mode, factor, word0, bucket, span, bits, check, first, last):  # type: ignore[no-untyped-def]
+def apply_dithered(target, payload, mode, factor, bucket, span, word0, bits, check, first, last):  # type: ignore[no-untyped-def]
     """Check the payload if `check` is set, then assign or add its spans first … last−1 to the target."""
     size, weight = target.size, float32(factor)
     steps = np.empty((size + bucket - 1) // bucket, np.float32)
@@ -408,15 +320,12 @@ def apply_dithered(target, payload, mode, factor, word0, bucket, span, bits, che
     fraction = 15 if bits == 8 else 16
     twice_centre = ((1 << bits) - 1) << fraction
     codes, values = np.empty(GROUP, np.uint8), np.empty(GROUP, np.float32)
+    words, u = np.empty(GROUP, np.uint32), np.empty(GROUP, np.uint32)
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
         unpack_group(payload, uint64(head + start // GROUP * (GROUP * bits // 8)), bits, codes, count)
-        if count == GROUP and bucket % 128 == 0:
-            low = (steps[start // bucket], steps[(start + 128) // bucket])
-            high = (steps[(start + 256) // bucket], steps[(start + 384) // bucket])
-            _undither_group(codes, low + high, twice_centre, fraction, uint32(start), keys, values)
-        else:
-            _undither_parts(codes, bucket, steps, twice_centre, fraction, start, count, keys, values)
+        _draw(start, count, keys, words, u)
+        _undither(codes, u, bucket, steps, twice_centre, fraction, start, count, values)
         apply_values(target, uint64(start), values, count, mode, weight)
     return OK
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qafel.params import Vector
-from qafel.quantizers.kernels import BAD_CODE, BAD_STEP, GROUP, L2, LARGEST, OK
+from qafel.quantizers.kernels import BAD_CODE, BAD_STEP, GROUP, L2, LARGEST, MEAN, OK
 from qafel.quantizers.plain import (
     Array,
     apply_values,
@@ -60,11 +60,6 @@ def _four_sums(rows: Array) -> Array:
     return np.asarray((first + parts[:, 1]) + (parts[:, 2] + parts[:, 3]))
 
 
-def _largest(x: Vector, bucket: int) -> Vector:
-    """The largest |xᵢ| of every bucket."""
-    return np.maximum.reduceat(np.abs(x), np.arange(0, x.size, bucket))
-
-
 def _each(steps: Vector, bucket: int, size: int) -> Vector:
     """A bucket's step for each of its coordinates."""
     return np.repeat(steps, bucket)[:size]
@@ -73,7 +68,10 @@ def _each(steps: Vector, bucket: int, size: int) -> Vector:
 def _steps(x: Vector, bucket: int, levels: float, norm: int) -> Vector:
     """One step per bucket."""
     most = float(LARGEST) * (1 - 2.0**-23) / math.ceil(levels)  # the top level must decode to a finite value
-    scales = _largest(x, bucket).astype(np.float64)
+    if norm == MEAN:
+        counts = np.diff(np.append(np.arange(0, x.size, bucket), x.size))
+        return (_sums(x, bucket, False) / counts).astype(np.float32)
+    scales = np.maximum.reduceat(np.abs(x), np.arange(0, x.size, bucket)).astype(np.float64)
     if norm == L2:
         scales = np.maximum(np.sqrt(_sums(x, bucket, True)), scales)
     steps = np.minimum(scales / levels, most).astype(np.float32)
@@ -103,26 +101,11 @@ def encode_spans(
         fixed = (part * _each(lifts, bucket, part.size)) * _each(scales, bucket, part.size) + magic
         u = uniform16(begin, part.size, keys) >> (16 - fraction)
         codes = np.clip((fixed.view(np.int32) - np.int32(_ONE_BITS) + u) >> fraction, 0, top).astype(np.uint8)
+        if norm == MEAN:
+            codes = (part >= 0).astype(np.uint8)
         if gain != 1.0:
             steps *= _FLOAT(gain)
         _write(out, skip, head, begin, bucket, bits, steps, codes)
-    return True
-
-
-def encode_signs(
-    x: Vector, out: Array, word0: int, word1: int, bucket: int, span: int, levels: float, bits: int, norm: int,
-    gain: float, skip: int, first: int, last: int,
-) -> bool:  # fmt: skip
-    """As the kernel of this name."""
-    size = x.size
-    head = skip + 4 * -(-size // bucket)
-    for begin, end in _pieces(size, span, first, last):
-        part = x[begin:end]
-        if not is_finite(part):
-            return False
-        counts = np.diff(np.append(np.arange(0, part.size, bucket), part.size))
-        steps = (_sums(part, bucket, False) / counts * gain).astype(np.float32)
-        _write(out, skip, head, begin, bucket, 1, steps, (part >= 0).astype(np.uint8))
     return True
 
 
@@ -174,7 +157,7 @@ def apply_levels(
 
 
 def apply_dithered(
-    target: Vector, payload: Array, mode: int, factor: float, word0: int, bucket: int, span: int, bits: int,
+    target: Vector, payload: Array, mode: int, factor: float, bucket: int, span: int, word0: int, bits: int,
     check: bool, first: int, last: int,
 ) -> int:  # fmt: skip
     """As the kernel of this name."""
