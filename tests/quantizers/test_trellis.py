@@ -14,7 +14,7 @@ from qafel.params import Vector
 from qafel.quantizers import measure_error, parse, trellis
 from qafel.quantizers.kernels.tables import cut, tables_for
 from qafel.quantizers.measure import gaussian, heavy_tailed
-from qafel.quantizers.plain import windows
+from qafel.quantizers.plain import rotated as plain
 from tests.quantizers.specs import same_bits, stream, vectors
 
 SIZE = 29_282
@@ -155,7 +155,7 @@ def test_plain_numpy_writes_and_reads_the_same_bits(spec: str, monkeypatch: pyte
         added = vector.copy()
         quantizer.add_decoded_(added, payload, 0.3)
         with monkeypatch.context() as patched:
-            patched.setattr(trellis, "kernels", SimpleNamespace(windows=windows))
+            patched.setattr(trellis, "kernels", SimpleNamespace(windows=plain))
             assert quantizer.encode(vector, stream()) == payload, (size, name)
             assert quantizer.decode(payload, size).tobytes() == decoded.tobytes(), (size, name)
             again = vector.copy()

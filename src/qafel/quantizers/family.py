@@ -50,12 +50,14 @@ class Argument(NamedTuple):
 
 def one_of(*names: str) -> Argument:
     """One of several words, sent as its number."""
-    return Argument("a word", str, lambda packed: names[packed[0] % len(names)], lambda name: bytes([names.index(name)]))
+    numbers = {name: bytes([number]) for number, name in enumerate(names)}
+    return Argument("a word", str, lambda packed: names[packed[0] % len(names)], numbers.__getitem__)
 
 
 WHOLE: Final = Argument("a whole number", int)
+_FLOAT: Final = struct.Struct("<f")
 NUMBER: Final = Argument(
-    "a number", float, lambda packed: as_sent(*struct.unpack("<f", packed)), struct.Struct("<f").pack, 4, "{:.9g}".format
+    "a number", float, lambda packed: as_sent(*_FLOAT.unpack(packed)), _FLOAT.pack, _FLOAT.size, "{:.9g}".format
 )
 BUCKET: Final = Argument(
     "a whole number or none",

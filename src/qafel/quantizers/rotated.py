@@ -56,17 +56,18 @@ OMEGA: Final[dict[int, float]] = {1: 367.0, 2: 14.4, 3: 0.75, 4: 0.1125, 5: 0.02
 
 
 @lru_cache(256)
-def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int, int]:
-    """Table of the last blocks, number of blocks, number of scales, bytes of the codes.
+def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int]:
+    """Table of the blocks, number of scales, bytes of the codes.
 
     Full blocks of 4096 coordinates in 16 columns come first. The rest is cut into powers of two, the smallest 32. A
     piece is padded to the next power only if that adds less than a third, or to 32 or 64. Pieces of 1024 and more have
-    columns of 256. Row 0 of the table holds the number of full blocks and of scales. Each other row holds start,
-    coordinates, padded size, columns, first code, first scale, first byte.
+    columns of 256. A row holds start, coordinates, padded size, columns, first code, first scale, first byte.
     """
     full, rest = divmod(family.check_size(size), BLOCK)
-    start, code, scale, byte = full * BLOCK, full * BLOCK, full * COLUMNS, full * packed_bytes(BLOCK, bits)
-    rows = [[full, 0, 0, 0, 0, 0, 0]]
+    each = np.array([BLOCK, 0, 0, 0, BLOCK, COLUMNS, packed_bytes(BLOCK, bits)])
+    table = np.arange(full)[:, None] * each + [0, BLOCK, BLOCK, COLUMNS, 0, 0, 0]
+    start, _, _, _, code, scale, byte = (full * each).tolist()
+    rows = []
     while rest:
         above = max(SHORTEST, 1 << (rest - 1).bit_length())
         padded = above if 4 * rest >= 3 * above or above <= 2 * SHORTEST else above // 2
@@ -74,8 +75,7 @@ def blocks(size: int, bits: int) -> tuple[NDArray[np.int64], int, int, int]:
         rows.append([start, count, padded, cols, code, scale, byte])
         start, rest = start + count, rest - count
         code, scale, byte = code + padded, scale + cols, byte + packed_bytes(padded, bits)
-    rows[0][1] = scale
-    return np.array(rows, np.int64), full + len(rows) - 1, scale, byte
+    return np.concatenate([table, np.array(rows, np.int64).reshape(-1, 7)]), scale, byte
 
 
 @final
@@ -100,28 +100,28 @@ class Rotated(Scalable):
 
     def encode_scaled(self, vector: Vector, stream: Stream, gain: float) -> Payload:
         vector = family.as_vector(vector)
-        table, count, _, _ = blocks(vector.size, self.bits)
+        table, scales, _ = blocks(vector.size, self.bits)
         out = np.empty(self.payload_bytes(vector.size), np.uint8)
         seed = family.seed_of(stream)
         out[:SEED_BYTES] = np.frombuffer(seed, np.uint8)
-        common = (vector, out, family.seed_word(seed), table, LEVELS[self.bits], self.bits, gain)
-        family.encode_spans(kernels.rotated.encode_blocks, vector, common, count)
+        common = (vector, out, family.seed_word(seed), table, scales, LEVELS[self.bits], self.bits, gain)
+        family.encode_spans(kernels.rotated.encode_blocks, vector, common, len(table))
         return family.as_payload(out)
 
     def payload_bytes(self, size: int) -> int:
-        return self.head_bytes(size) + blocks(size, self.bits)[3]
+        return self.head_bytes(size) + blocks(size, self.bits)[2]
 
     def head_bytes(self, size: int) -> int:
-        return SEED_BYTES + 4 * blocks(size, self.bits)[2]
+        return SEED_BYTES + 4 * blocks(size, self.bits)[1]
 
     def omega(self, size: int) -> float:
         """A bound for every vector, from the moments of random signs: see OMEGA."""
         return OMEGA[self.bits]
 
     def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
-        table, count, _, _ = blocks(target.size, self.bits)
+        table, scales, _ = blocks(target.size, self.bits)
         data = family.as_bytes(payload, self.payload_bytes(target.size))
         word = family.seed_word(data[:SEED_BYTES].tobytes())
-        common = (target, data, mode, weight, word, table, LEVELS[self.bits], self.bits)
-        if family.apply_spans(kernels.rotated.apply_blocks, target.size, common, count) != OK:
+        common = (target, data, mode, weight, word, table, scales, LEVELS[self.bits], self.bits)
+        if family.apply_spans(kernels.rotated.apply_blocks, target.size, common, len(table)) != OK:
             raise family.bad_scale("scales")

@@ -33,6 +33,7 @@ import os
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qafel.errors import ConfigError
 from qafel.lazy import is_installed, lazily
@@ -65,11 +66,11 @@ def are_compiled() -> bool:
 
 
 def _homes() -> dict[str, str]:
-    names = ("levels", "rotated", "shared", "sparse", "windows")
     if are_compiled():
-        return {name: f"{__name__}.{name}" for name in names}
+        return {name: f"{__name__}.{name}" for name in ("levels", "rotated", "shared", "sparse", "windows")}
     plain = __name__.removesuffix("kernels") + "plain"
-    return {name: f"{plain}.{name}" for name in names} | {"shared": plain}
+    levels, rotated = f"{plain}.levels", f"{plain}.rotated"
+    return {"shared": plain, "levels": levels, "sparse": levels, "rotated": rotated, "windows": rotated}
 
 
 __getattr__, __dir__ = lazily(__name__, _homes())
@@ -90,6 +91,24 @@ INFINITY_BITS = np.int32(0x7F800000)
 MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
 LARGEST = np.float32(np.finfo(np.float32).max)
 WEYL = np.uint32(0x9E3779B1)
+
+
+def _angles() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """√2·cos θ and √2·sin θ of sixteen angles, between 28° and 64°. They are part of the format.
+
+    With t = tan(θ/2) they are rational, so every machine computes the same numbers.
+    """
+    t = 0.25 + 0.375 * (np.arange(1, 32, 2, dtype=np.uint32) * WEYL / 2.0**32)
+    root = np.sqrt(2.0) / (1.0 + t * t)
+    return (root * (1.0 - t * t)).astype(np.float32), (root * (t + t)).astype(np.float32)
+
+
+COSINES, SINES = (np.tile(part, 16) for part in _angles())  # along half of the longest column, 512 rows
+
+
+def turns_of(rows):  # type: ignore[no-untyped-def]
+    """The number of turns for a column, and the inverse of their factor."""
+    return (1, 1.0 / rows) if rows >= 128 else (2, 1.0 / (rows * rows))
 
 
 def packed_bytes(size: int, bits: int) -> int:

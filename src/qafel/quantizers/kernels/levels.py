@@ -87,18 +87,24 @@ def _fixed(x, scale, magic):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _draw(start, count, keys, words, u):  # type: ignore[no-untyped-def]
+def _draw(start, count, keys, u):  # type: ignore[no-untyped-def]
     """The 16 random bits of each coordinate of a group. One coordinate of each quarter shares a hash."""
+    place = weyl(uint32(start), keys)
+    if count == GROUP:  # the compiler knows all distances
+        for j in range(128):
+            g, h = hash_pair(place, keys)
+            u[uint64(j)], u[uint64(j) + uint64(128)] = g, h
+            u[uint64(j) + uint64(256)], u[uint64(j) + uint64(384)] = g >> uint32(16), h >> uint32(16)
+            place = uint32(place + WEYL)
+        return
     half = (count + 1) // 2
     quarter = (half + 1) // 2
-    place = weyl(uint32(start), keys)
     for j in range(quarter):
-        words[uint64(j)], words[uint64(quarter) + uint64(j)] = hash_pair(place, keys)
+        g, h = hash_pair(place, keys)
+        u[j], u[half + j] = g, g >> uint32(16)
+        if quarter + j < half:
+            u[quarter + j], u[half + quarter + j] = h, h >> uint32(16)
         place = uint32(place + WEYL)
-    for j in range(half):
-        u[uint64(j)] = words[uint64(j)] & uint32(0xFFFF)
-    for j in range(count - half):
-        u[uint64(half) + uint64(j)] = words[uint64(j)] >> uint32(16)
 
 
 @njit(**INNER)
@@ -121,7 +127,7 @@ def _round_group(x, bucket, steps, one, magic, top, fraction, start, count, u, c
         for j in range(stop - r):
             i = uint64(r) + uint64(j)
             v = uint32(_fixed(x[uint64(start) + i] * lift, scale, magic) - uint32(0x4B000000))
-            code = int32(int32(uint32(v + uint32(u[i] >> drop))) >> point)
+            code = int32(int32(uint32(v + uint32(uint32(u[i]) >> drop))) >> point)
             codes[i] = uint8(min(max(code, int32(0)), top))
         r = stop
 
@@ -156,7 +162,7 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, s
     head = skip + 4 * ((size + bucket - 1) // bucket)
     steps = out[skip:head].view(np.float32)
     keys = round_keys(word0, word1)
-    codes, words, u = np.empty(GROUP, np.uint8), np.empty(GROUP, np.uint32), np.empty(GROUP, np.uint32)
+    codes, u = np.empty(GROUP, np.uint8), np.empty(GROUP + 1, np.uint16)
     fraction = 15 if bits == 8 else 16  # so that the largest code still fits 23 bits
     level = float32(1 << fraction)
     sign_only = bits == 1 and levels == 1.0
@@ -185,7 +191,7 @@ def encode_spans(x, out, word0, word1, bucket, span, levels, bits, norm, gain, s
                 for j in range(count):
                     codes[uint64(j)] = uint8(x[uint64(start) + uint64(j)] >= float32(0))
             else:
-                _draw(start, count, keys, words, u)
+                _draw(start, count, keys, u)
                 _round_group(x, bucket, steps, one, magic, top, fraction, start, count, u, codes)
             pack_group(codes, count, bits, out, to)
         if gain != 1.0:
@@ -226,8 +232,8 @@ def codes_are_sound(packed, head, size, bits, top):  # type: ignore[no-untyped-d
 
 
 @njit(**INNER)
-def _add_nibbles(packed, at, centre, low, high, target, to, step, weight):  # type: ignore[no-untyped-def]
-    """Unpack and add in one pass, 512 coordinates of one bucket at 4 bits: as fast as memory.
+def _apply_nibbles(packed, at, centre, low, high, target, to, step, mode, weight):  # type: ignore[no-untyped-def]
+    """Unpack and apply in one pass, 512 coordinates of one bucket at 4 bits: as fast as memory.
 
     The compiler knows the length of each loop, and each loop runs along one array.
     """
@@ -235,10 +241,17 @@ def _add_nibbles(packed, at, centre, low, high, target, to, step, weight):  # ty
         low[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] & uint8(15)) - centre))
     for j in range(256):
         high[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
-    for j in range(256):
-        target[to + uint64(j)] += weight * (step * float32(low[uint64(j)]))
-    for j in range(256):
-        target[to + uint64(256) + uint64(j)] += weight * (step * float32(high[uint64(j)]))
+    middle = to + uint64(256)
+    if mode == ADD:
+        for j in range(256):
+            target[to + uint64(j)] += weight * (step * float32(low[uint64(j)]))
+        for j in range(256):
+            target[middle + uint64(j)] += weight * (step * float32(high[uint64(j)]))
+    else:
+        for j in range(256):
+            target[to + uint64(j)] = step * float32(low[uint64(j)])
+        for j in range(256):
+            target[middle + uint64(j)] = step * float32(high[uint64(j)])
 
 
 @njit(**KERNEL)
@@ -255,14 +268,14 @@ def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, chec
             return BAD_CODE
     codes, values = np.empty(GROUP, np.uint8), np.empty(GROUP, np.float32)
     low, high = np.empty(256, np.int8), np.empty(256, np.int8)
-    fast, double = bits == 4 and bucket % GROUP == 0 and mode == ADD, uint8(2 if bits == 1 else 1)
+    fast, double = bits == 4 and bucket % GROUP == 0, uint8(2 if bits == 1 else 1)
     b = first * span // bucket
     edge = (b + 1) * bucket
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
         packed_at = uint64(head + start // GROUP * (GROUP * bits // 8))
         if fast and count == GROUP:
-            _add_nibbles(payload, packed_at, uint8(levels), low, high, target, uint64(start), steps[b], weight)
+            _apply_nibbles(payload, packed_at, uint8(levels), low, high, target, uint64(start), steps[b], mode, weight)
             if start + GROUP == edge:
                 b, edge = b + 1, edge + bucket
             continue
@@ -320,11 +333,11 @@ def apply_dithered(target, payload, mode, factor, bucket, span, word0, bits, che
     fraction = 15 if bits == 8 else 16
     twice_centre = ((1 << bits) - 1) << fraction
     codes, values = np.empty(GROUP, np.uint8), np.empty(GROUP, np.float32)
-    words, u = np.empty(GROUP, np.uint32), np.empty(GROUP, np.uint32)
+    u = np.empty(GROUP + 1, np.uint16)
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
         unpack_group(payload, uint64(head + start // GROUP * (GROUP * bits // 8)), bits, codes, count)
-        _draw(start, count, keys, words, u)
+        _draw(start, count, keys, u)
         _undither(codes, u, bucket, steps, twice_centre, fraction, start, count, values)
         apply_values(target, uint64(start), values, count, mode, weight)
     return OK

@@ -160,6 +160,24 @@ def cut(size: int) -> Cut:
     return Cut(np.array(rows, np.int64), streams, plain, padded, head_bytes)
 
 
+def spread(sigmas, windows):  # type: ignore[no-untyped-def]
+    """From energies to σ of every group. Returns ‖x‖². If windows overlap, σ is a mean over rotations.
+
+    Kernels compile this function; the NumPy path calls it.
+    """
+    total, count = 0.0, sigmas.size
+    for energy in sigmas:
+        total += energy
+    if count > 1:
+        width = windows[count - 2, 1]
+        moved = sigmas[count - 2] * ((width - windows[count - 2, 2]) / width)
+        sigmas[count - 2] -= moved
+        sigmas[count - 1] += moved
+    for group in range(count):
+        sigmas[group] = math.sqrt(sigmas[group] / windows[group, 2])
+    return total
+
+
 def share_out(sigmas, windows, places, rates, knobs, coarse, target, classes, knob, planned):  # type: ignore[no-untyped-def]
     """Choose a table and a knob for every group, so that group g takes planned[g] bits and all take `target` bits.
 

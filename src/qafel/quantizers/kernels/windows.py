@@ -21,7 +21,8 @@ _FIRST = 0.75  # part of the estimated change for the second search
 _FLATTEST, _LEAST = 0.2, 0.1  # limits for the slope and the bits, relative to the expected ones
 
 
-share_out, nudged = njit(**KERNEL)(tables.share_out), njit(**INNER)(tables.nudged)
+share_out = njit(**KERNEL)(tables.share_out)
+nudged, spread = njit(**INNER)(tables.nudged), njit(**INNER)(tables.spread)
 
 
 @njit(**INNER)
@@ -47,20 +48,11 @@ def _energy(x, begin, end):  # type: ignore[no-untyped-def]
 
 @njit(**KERNEL)
 def deviations(x, windows, sigmas):  # type: ignore[no-untyped-def]
-    """Compute σ of every group, and return ‖x‖². If windows overlap, σ is a mean over rotations."""
-    count, total = windows.shape[0], 0.0
-    for number in range(count):
+    """Compute σ of every group, and return ‖x‖²."""
+    for number in range(windows.shape[0]):
         begin = windows[number, 0] if number == 0 else windows[number - 1, 0] + windows[number - 1, 1]
         sigmas[number] = _energy(x, begin, min(x.size, windows[number, 0] + windows[number, 1]))
-        total += sigmas[number]
-    if count > 1:
-        width = windows[count - 2, 1]
-        moved = sigmas[count - 2] * ((width - windows[count - 2, 2]) / width)
-        sigmas[count - 2] -= moved
-        sigmas[count - 1] += moved
-    for number in range(count):
-        sigmas[number] = np.sqrt(sigmas[number] / windows[number, 2])
-    return total
+    return spread(sigmas, windows)
 
 
 @njit(**INNER)

@@ -1,13 +1,11 @@
 """The kernels in NumPy, for a device without Numba: same names, same arguments, same bits.
 
-Each module replaces the module of its name in `quantizers/kernels`, which documents the formats. This one replaces
+Each module replaces one or two of `quantizers/kernels`, which documents the formats. This one replaces
 `kernels.shared`. The functions work on pieces of some ten thousand coordinates, so that a device needs little memory
 beside the vector. NumPy rounds each product and sum of float32 once, in the same order as the compiled kernels.
 
-levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dithered, affine
-rotated   rotated blocks to the best levels for a Gaussian and back
-windows   rotated windows to the numbers of trellis and back
-sparse    selection and index coding for top-k and rand-k
+levels    a step per bucket or tensor and a code per coordinate: QSGD, sign, dithered, affine; top-k and rand-k
+rotated   rotated blocks to the best levels for a Gaussian and back; rotated windows to the numbers of trellis and back
 """
 
 from __future__ import annotations
@@ -27,20 +25,21 @@ _WIDTHS = (1, 2, 4, 8)
 MASK64 = (1 << 64) - 1
 
 
-def mix64(word: int) -> int:
+def mix64(words: Array) -> Array:
     """Mix 64 bits (the finaliser of SplitMix64)."""
-    z = (word + 0x9E3779B97F4A7C15) & MASK64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK64
-    return z ^ (z >> 31)
+    z = words + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
 
 
 def round_keys(word0: int, word1: int) -> Keys:
     """Four 32-bit keys of the counter hash, from two words of either sign."""
-    word0, word1 = word0 & MASK64, word1 & MASK64
-    first = mix64(word0 ^ mix64(word1))
-    second = mix64(word1 ^ first)
-    return first & 0xFFFFFFFF, first >> 32, second & 0xFFFFFFFF, second >> 32
+    words = np.array([word0 & MASK64, word1 & MASK64], np.uint64)
+    first = mix64(words[:1] ^ mix64(words[1:]))
+    second = mix64(words[1:] ^ first)
+    a, b = int(first[0]), int(second[0])
+    return a & 0xFFFFFFFF, a >> 32, b & 0xFFFFFFFF, b >> 32
 
 
 def hash_pair(counters: Array, keys: Keys) -> tuple[Array, Array]:
