@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
 import numpy as np
 
@@ -64,9 +64,13 @@ class Bucketed(FixedRate):
     __slots__ = ()
 
     SEED: ClassVar[int] = 0
-    bits: Any
     bucket: int | None
-    levels: Any
+    if TYPE_CHECKING:  # fields, properties or constants
+
+        @property
+        def bits(self) -> int: ...
+        @property
+        def levels(self) -> float: ...
 
     def payload_bytes(self, size: int) -> int:
         return self.SEED + _spans_of(size, self.bucket, self.bits)[3]
@@ -218,8 +222,8 @@ class Sign(Bucketed):
 
     NAME: ClassVar[str] = "sign"
     CODEC_ID: ClassVar[int] = 6
-    bits: ClassVar[int] = 1
-    levels: ClassVar[int] = 1
+    bits: ClassVar[Any] = 1
+    levels: ClassVar[Any] = 1
     ARGUMENTS: ClassVar[dict[str, Any]] = {"bucket": BUCKET}
 
     bucket: int | None = DEFAULT_BUCKET

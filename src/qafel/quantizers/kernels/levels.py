@@ -14,7 +14,7 @@ import numpy as np
 from numba import float32, float64, int8, int32, njit, uint8, uint32, uint64
 
 from qafel.compiled import INNER, KERNEL
-from qafel.quantizers.kernels import ADD, BAD_CODE, BAD_STEP, GROUP, INFINITY_BITS, L2, LARGEST, MEAN, OK, WEYL
+from qafel.quantizers.kernels import ASSIGN, BAD_CODE, BAD_STEP, GROUP, INFINITY_BITS, L2, LARGEST, MEAN, OK, WEYL
 from qafel.quantizers.kernels.shared import (
     apply_values,
     hash_pair,
@@ -232,26 +232,34 @@ def codes_are_sound(packed, head, size, bits, top):  # type: ignore[no-untyped-d
 
 
 @njit(**INNER)
-def _apply_nibbles(packed, at, centre, low, high, target, to, step, mode, weight):  # type: ignore[no-untyped-def]
-    """Unpack and apply in one pass, 512 coordinates of one bucket at 4 bits: as fast as memory.
+def _unpack_nibbles(packed, at, centre, levels, count):  # type: ignore[no-untyped-def]
+    """Signed levels of one group at 4 bits: code − centre."""
+    half = (count + 1) // 2
+    for j in range(half):
+        levels[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] & uint8(15)) - centre))
+    for j in range(count - half):
+        levels[uint64(half + j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
 
-    The compiler knows the length of each loop, and each loop runs along one array.
-    """
-    for j in range(256):
-        low[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] & uint8(15)) - centre))
-    for j in range(256):
-        high[uint64(j)] = int8(uint8(uint8(packed[at + uint64(j)] >> uint8(4)) - centre))
-    middle = to + uint64(256)
-    if mode == ADD:
-        for j in range(256):
-            target[to + uint64(j)] += weight * (step * float32(low[uint64(j)]))
-        for j in range(256):
-            target[middle + uint64(j)] += weight * (step * float32(high[uint64(j)]))
-    else:
-        for j in range(256):
-            target[to + uint64(j)] = step * float32(low[uint64(j)])
-        for j in range(256):
-            target[middle + uint64(j)] = step * float32(high[uint64(j)])
+
+@njit(**INNER)
+def _unpack_levels(packed, at, bits, centre, codes, levels, count):  # type: ignore[no-untyped-def]
+    """Signed levels of one group: code − centre, or ±1 with one bit."""
+    unpack_group(packed, at, bits, codes, count)
+    factor = uint8(2 if bits == 1 else 1)
+    for j in range(count):
+        levels[uint64(j)] = int8(uint8(uint8(codes[uint64(j)] * factor) - centre))
+
+
+@njit(**INNER)
+def _assign(target, at, count, levels, of, step):  # type: ignore[no-untyped-def]
+    for j in range(count):
+        target[at + uint64(j)] = step * float32(levels[of + uint64(j)])
+
+
+@njit(**INNER)
+def _add(target, at, count, levels, of, step, weight):  # type: ignore[no-untyped-def]
+    for j in range(count):
+        target[at + uint64(j)] += weight * (step * float32(levels[of + uint64(j)]))
 
 
 @njit(**KERNEL)
@@ -266,30 +274,27 @@ def apply_levels(target, payload, mode, factor, bucket, span, levels, bits, chec
             return BAD_STEP
         if not codes_are_sound(payload, head, size, bits, 1 if bits == 1 else 2 * levels):
             return BAD_CODE
-    codes, values = np.empty(GROUP, np.uint8), np.empty(GROUP, np.float32)
-    low, high = np.empty(256, np.int8), np.empty(256, np.int8)
-    fast, double = bits == 4 and bucket % GROUP == 0, uint8(2 if bits == 1 else 1)
+    codes, signed = np.empty(GROUP, np.uint8), np.empty(GROUP, np.int8)
     b = first * span // bucket
     edge = (b + 1) * bucket
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
         packed_at = uint64(head + start // GROUP * (GROUP * bits // 8))
-        if fast and count == GROUP:
-            _apply_nibbles(payload, packed_at, uint8(levels), low, high, target, uint64(start), steps[b], mode, weight)
-            if start + GROUP == edge:
-                b, edge = b + 1, edge + bucket
-            continue
-        unpack_group(payload, packed_at, bits, codes, count)
+        if bits == 4:
+            _unpack_nibbles(payload, packed_at, uint8(levels), signed, count)
+        else:
+            _unpack_levels(payload, packed_at, bits, uint8(levels), codes, signed, count)
         r = 0
         while r < count:
-            stop, step = min(count, edge - start), steps[b]
-            for j in range(stop - r):
-                i = uint64(r) + uint64(j)
-                values[i] = step * float32(int8(uint8(uint8(codes[i] * double) - uint8(levels))))
+            stop = min(count, edge - start)
+            at, of = uint64(start + r), uint64(r)
+            if mode == ASSIGN:
+                _assign(target, at, stop - r, signed, of, steps[b])
+            else:
+                _add(target, at, stop - r, signed, of, steps[b], weight)
             r = stop
             if start + stop == edge:
                 b, edge = b + 1, edge + bucket
-        apply_values(target, uint64(start), values, count, mode, weight)
     return OK
 
 
