@@ -31,7 +31,7 @@ LogJsonOption = Annotated[bool, advanced("--log-json", help="Write log lines as 
 
 def require_extra() -> None:
     """Raise `ConfigError` if the extra `nats` is not installed."""
-    require_installed("a deployment", "nats", "nats", "nkeys", "cryptography", "prometheus_client")
+    require_installed("a deployment", "nats", "nats", "nkeys", "cryptography", "prometheus_client", "psutil")
 
 
 def client(

@@ -34,10 +34,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, final
 
+import psutil
 import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -263,13 +265,10 @@ def _is_broker(process: int, folder: Path) -> bool:
 
     The process id may be outdated and belong to another process, or come from a container.
     """
-    if process < 1:
-        return False
-    if not Path("/proc/self").exists():
-        return True  # cannot check
-    place = Path("/proc") / str(process)
-    program = (place / "cmdline").read_bytes().split(b"\0")[0]
-    return b"nats-server" in program and (place / "cwd").samefile(folder)
+    with suppress(psutil.Error, OSError, ValueError, IndexError):
+        found = psutil.Process(process)
+        return "nats-server" in found.cmdline()[0] and Path(found.cwd()).samefile(folder)
+    return False
 
 
 def make_authority(folder: Path) -> None:

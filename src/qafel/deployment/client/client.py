@@ -242,7 +242,7 @@ class DeploymentClient:
 
     async def _work(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
-        with ThreadPoolExecutor(1, "qafel-train") as thread, training_in(settings.worker, self._train) as train:
+        with training_in(settings.worker, self._train) as train, ThreadPoolExecutor(1, "qafel-train") as thread:
             start, began = None, -math.inf
             while self._more():
                 if start is None:

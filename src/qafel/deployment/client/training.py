@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from multiprocessing import get_context
+from typing import Any, TypeAlias
 
 from qafel.algorithm import HiddenState, LocalTraining, Trained
 from qafel.algorithm.client import Train
@@ -14,12 +13,13 @@ from qafel.config import Config
 from qafel.config.tasks import CustomTask
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.messages import Agreement
-from qafel.errors import ConfigError, QafelError
+from qafel.errors import ConfigError, QafelError, WorkerLost
 from qafel.params import Vector
+from qafel.parts import errors_of
 from qafel.rng import Stream
 from qafel.tasks import Task
 from qafel.tasks.protocol import ClientTraining, require_digest, sample_weights
-from qafel.workers import pack, portable, unpack
+from qafel.workers import Died, Tell, Workers, portable
 
 
 def train_task(
@@ -80,42 +80,31 @@ def training_in(worker: str, train: Train) -> Iterator[Train]:
     if worker == "thread":
         yield train
         return
-    packed = pack(train)
+    with Workers[_Work, Any](1, partial, (_answer, train), tries=1) as workers:
 
-    def new_pool() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_set_packed, initargs=(packed,))
+        def train_elsewhere(*work: Any) -> Vector | Trained:
+            workers.give_each([work])
+            while (report := workers.next()).work is not work:
+                pass  # work of an attempt that failed before the process was ready
+            if isinstance(report.value, Died):  # another process runs the next attempt
+                raise WorkerLost(f"the training process died (exit code {report.value.exit_code})")
+            if isinstance(report.value, Exception):
+                raise report.value
+            trained: Vector | Trained = report.value
+            return trained
 
-    pool = new_pool()
-
-    def train_elsewhere(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
-        nonlocal pool
-        try:
-            return pool.submit(_train, start, local, stream).result()
-        except BrokenExecutor:  # the process died: the next attempt uses a new one
-            pool = new_pool()
-            raise
-
-    try:
         yield train_elsewhere
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
-_packed: list[bytes] = []  # the packed training function, in a worker process
+_Work: TypeAlias = tuple[HiddenState, LocalTraining, Stream]
 
 
-def _set_packed(packed: bytes) -> None:
-    _packed[:] = [packed]
-
-
-@lru_cache(maxsize=1)
-def _unpacked() -> Train:
-    train: Train = unpack(_packed[0])
-    return train
-
-
-def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector | Trained:
+def _answer(train: Train, work: _Work, _: Tell) -> Vector | Trained | Exception:
+    """Train in a worker process. Errors are answers, because an exception would end the process."""
     try:
-        return _unpacked()(start, local, stream)
+        with errors_of("the training function"):
+            return train(*work)
     except QafelError as error:
-        raise portable(error) from error.__cause__
+        return portable(error)
+    except MemoryError as error:
+        return error
