@@ -68,7 +68,7 @@ _VERDICTS = """## How to read the verdicts
 - "Similar" means: the whole interval lies within a factor of 1.25. A similar method can still need more uploads. Where
   the interval lies above 1, the verdict states by how much.
 
-[Verdicts follow intervals](decisions/verdicts-by-interval.md) explains the statistics."""
+[Method](reproduction-method.md) explains the statistics."""
 
 _REPEAT = """## Repeat it
 

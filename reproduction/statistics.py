@@ -3,7 +3,7 @@
 Ratios are compared on the logarithm: the mean of log(ours/theirs) over seeds, with Student's t. Every interval is a
 90 % interval. If the log-ratios are close to normal, each end is wrong at most once in twenty cases. A few seeds cannot
 verify that, and nothing controls the error across all claims. Two figures are similar if the interval lies within a
-margin that was stated before (two one-sided tests). docs/decisions/verdicts-by-interval.md
+margin that was stated before (two one-sided tests). docs/reproduction-method.md
 """
 
 from __future__ import annotations

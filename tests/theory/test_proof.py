@@ -1,4 +1,4 @@
-"""The proof of docs/theory.md, step by step in numbers: where the paper's fails, and that ours holds."""
+"""The proof of docs/reproduction-theorem.md, step by step in numbers: where the paper's fails, and that ours holds."""
 
 import math
 from dataclasses import replace

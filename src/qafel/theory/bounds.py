@@ -13,7 +13,8 @@ Here ω_c = 1 − δ_c. The bound holds if clients start from the same model and
     4P η_ℓ² L² (1 + ω_c/K) ≤ 1                                  quantizer
 
 The paper prints other constants, which its proof does not support. It has f(0) − f(xᵀ), 8/δ_s² and σ_ℓ² for ς². In the
-conditions it has 1 − δ for 1 + 2ω_c and τ for max(τ, ½), and it lacks the fourth. docs/theory.md proves this version.
+conditions it has 1 − δ for 1 + 2ω_c and τ for max(τ, ½), and it lacks the fourth. docs/reproduction-theorem.md
+proves this version.
 
 Corollary 3.2: its step sizes η_ℓ = a K⁻¹P^(−1/2)T^(−1/3), η_g = b K T^(−1/6), inserted into Theorem 3.1, give:
 
