@@ -220,7 +220,7 @@ def test_the_measured_gradient_norm_stays_below_the_bound_for_admissible_step_si
 
 
 def test_the_bound_fails_where_some_clients_never_arrive():
-    """The paper claims its theorem without uniform arrivals; its proof drops 2B on the way (docs/reproduction-theorem.md)."""
+    """The paper claims its theorem without uniform arrivals; its proof drops 2B (docs/reproduction-theorem.md)."""
     task = Quadratic(2, 16, heterogeneity=1.0, noise=0.0, strong_convexity=1.0)
     setting = Setting(local_steps=1, buffer_size=1, server_steps=4000)
     chosen = 0.02, 0.28
