@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections import deque
@@ -371,20 +372,18 @@ def environment() -> dict[str, Any]:
     return {"qafel_version": __version__, "versions": versions, "hardware": hardware}
 
 
-@cache
-def _version(package: str) -> str:
-    return importlib.metadata.version(package)
+_version = cache(importlib.metadata.version)
 
 
 @cache
 def _processor() -> str:
     """Return the processor's name if the system states it, else its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
+    with suppress(OSError):  # Linux; `platform.processor` is empty there
+        if named := re.search(
+            r"^model name.*?: *(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            return named[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def sha256(vector: Vector) -> str:

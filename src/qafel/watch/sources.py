@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Generic, Protocol, TypeVar, final
 
 import numpy as np
 
@@ -213,17 +213,7 @@ class Columns:
         return {name: column for name, column in found.items() if name == "metric" or not np.isnan(column).all()}
 
 
-_Identity: TypeAlias = tuple[int, ...]
 _Content = TypeVar("_Content")
-
-
-def _identity(file: Path) -> _Identity:
-    """A value that changes when the file changes; the error number if it cannot be read."""
-    try:
-        found = file.stat()
-    except OSError as error:
-        return (error.errno or 0,)
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @final
@@ -232,14 +222,19 @@ class _FollowedFile(Generic[_Content]):
 
     def __init__(self, folder: Path, name: str, read: Callable[[Path], _Content]) -> None:
         self._folder, self._file, self._read = folder, folder / name, read
-        self._identity: _Identity | None = None
+        self._identity: tuple[int, ...] | None = None
+        """It changes when the file changes. Inode, time and size; the error number if the file cannot be read."""
         self.content: _Content | None = None
         """None if the file is missing or damaged."""
         self.fault = ""
 
     def look(self) -> bool:
         """Whether the file has changed."""
-        identity = _identity(self._file)
+        try:
+            found = self._file.stat()
+            identity: tuple[int, ...] = found.st_ino, found.st_mtime_ns, found.st_size
+        except OSError as error:
+            identity = (error.errno or 0,)
         if identity == self._identity:
             return False
         self._identity, self.content, self.fault = identity, None, ""

@@ -89,6 +89,10 @@ class Position(NamedTuple):
     uploads: int
     version: int
 
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> Position:
+        return Position(row["uploads"], row["version"])
+
 
 NOTHING = Position(-1, -1)
 
@@ -327,18 +331,12 @@ class TrackerListener:
                 self._ended.wait(AGAIN_S)
 
     def _send(self, tracker: Tracker) -> None:
-        rows = []
-        while self._waiting:
-            row = self._waiting.popleft()
-            if (at := Position(row["uploads"], row["version"])) > self._reached:
-                rows.append((at, row))
-        if rows:
-            try:
-                tracker.log([row for _, row in rows])
-            except BaseException:
-                self._waiting.extendleft(row for _, row in reversed(rows))
-                raise
-            self._reached = rows[-1][0]
+        waiting = [self._waiting[index] for index in range(len(self._waiting))]
+        if rows := [row for row in waiting if Position.of(row) > self._reached]:
+            tracker.log(rows)
+            self._reached = Position.of(rows[-1])
+        for _ in waiting:  # only now: rows that the tracker refused are sent again
+            self._waiting.popleft()
 
 
 def _kept_rows(run: TrackedRun) -> list[dict[str, Any]]:
