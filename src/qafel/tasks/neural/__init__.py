@@ -5,6 +5,7 @@ data         arrays, samples and torch Datasets, read by row
 trainer      a client's batches, gradients and optimizers, PyTorch's threads and random numbers
 task         `TorchTask`: local training of any module with any samples and any partition
 published    the paper's networks and its three tasks: cifar10, celeba, shakespeare
+language     `language`: causal language models of Hugging Face, with LoRA; not imported here
 compiled     the paper's networks in compiled loops
 """
 
