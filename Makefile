@@ -20,7 +20,7 @@ install: $(STAMP) ## Make .venv with everything: all extras, and what the tests 
 demo: $(LIGHT) ## QAFeL against FedBuff and direct quantization on real data, in under a minute
 	$(BIN)/qafel demo
 
-test: $(STAMP) ## Run the tests, in some eight minutes on two cores
+test: $(STAMP) ## Run the tests, in about six minutes on two quiet cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not faults"
 
 test-slow: $(STAMP) ## Run the tests that take long: faults, large models, searches, browsers

@@ -62,6 +62,7 @@ logfile_max_num: 4
 """A part of nats-server.conf that limits the log to 64 MB."""
 _WATCH: Final = 'read _; kill "$0"'  # the pipe closes when its owner ends
 _YEARS: Final = 5
+_BETWEEN_RELOADS_S: Final = 0.5  # nats-server connects the imports of a new account at its second reload only
 _READ: Final = "$JS.API.DIRECT.GET"
 MOST_CONNECTIONS: Final = 8
 """Connections per key. A client needs one; broken ones stay until the broker's pings time out."""
@@ -231,6 +232,8 @@ class BrokerFolder:
             process = int((self.path / "nats-server.pid").read_text(encoding="ascii"))
             if not _is_broker(process, self.path):
                 return False
+            os.kill(process, signal.SIGHUP)
+            time.sleep(_BETWEEN_RELOADS_S)
             os.kill(process, signal.SIGHUP)
         except (OSError, ValueError):
             return False

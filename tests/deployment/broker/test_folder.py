@@ -95,6 +95,21 @@ def test_a_client_uploads_and_reads_what_it_must(folder: Path) -> None:
     asyncio.run(check())
 
 
+def test_a_client_that_is_added_to_a_running_broker_uploads_and_reads(folder: Path) -> None:
+    changed = BrokerFolder(folder)
+    changed.add([7])
+    assert changed.reload()
+
+    async def check() -> None:
+        async with session(_client(folder, 7), "7", patience_s=5) as broker:
+            await broker.store(NAMES.upload(7), b"mine")
+            stored = await broker.stored(NAMES.broadcast_stream, NAMES.broadcast(0))
+            assert stored is not None
+            assert stored.data == b"step 0"
+
+    asyncio.run(check())
+
+
 def test_a_client_cannot_publish_as_another(folder: Path) -> None:
     async def check() -> None:
         async with session(_client(folder), "0") as broker:
