@@ -266,6 +266,7 @@ def trellis(payload: bytes, size: int, rate: float, states: int, _least: int) ->
     """Tables, notes that are not hidden, lengths, words."""
     if size < 1024:
         return rotated(payload, size, max(1, round(rate)))
+    lifted, payload = payload[0] >= 128, bytes([payload[0] % 128]) + payload[1:]
     windows = windows_of(size)
     groups, full = len(windows), sum(1 for window in windows if window[1] == windows[0][1])
     edges = [*range(0, max(1, full // 16) * 16, 16), groups]
@@ -284,7 +285,8 @@ def trellis(payload: bytes, size: int, rate: float, states: int, _least: int) ->
         hidden = numbers(words[ends[s] : ends[s + 1]], windows, payload, range(edges[s], edges[s + 1]), states, v)
         assert not any(hidden[len(place) :])
         notes[place[0] : place[0] + min(30, len(place))] = hidden[: len(place)]
-    return rotated_back(v, windows, payload[:groups], bytes(notes), tables_for(states), size)
+    result = rotated_back(v, windows, payload[:groups], bytes(notes), tables_for(states), size)
+    return result * np.float32(2.0**-64) if lifted else result
 
 
 def numbers(

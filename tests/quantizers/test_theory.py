@@ -53,26 +53,15 @@ def test_levels_are_the_fixed_point_of_lloyd(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", sorted(OMEGA))
-def test_omega_of_rotated_follows_from_the_moments_of_random_signs(bits: int) -> None:
-    levels = LEVELS[bits].astype(np.float64)
-    edges = (levels[1:] + levels[:-1]) / 2
-    z = np.unique(np.concatenate([np.linspace(0, 8, 8001), np.linspace(8, math.sqrt(512), 1500), edges, edges + 1e-9]))
-    q = levels[np.searchsorted(edges, z)]
-    moments = np.array([1, 1, 3, 15, 105, 945.0])  # of a Gaussian: even moments of random signs are at most these
-    scale = np.array([1, 1, 1e-1, 1e-2, 1e-4, 1e-5])
-    powers = np.stack([z ** (2 * k) for k in range(6)], 1) * scale
-    bounds = [(None, None), (None, None), *[(0, None)] * 4]
-    program = optimize.linprog(moments * scale, -powers, -((z - q) ** 2), bounds=bounds)
-    assert program.success
-
-    def largest_sine(alpha: float) -> float:
-        error = (z - alpha * q) ** 2
-        best = optimize.minimize_scalar(lambda c: c + np.max(error - c * z * z), bounds=(0, 1), method="bounded")
-        return float(best.fun)
-
-    sine = min(largest_sine(alpha) for alpha in np.geomspace(0.01, 1.2, 120))
-    assert program.fun / (1 - sine) <= OMEGA[bits]
-    assert OMEGA[bits] <= 1.05 * program.fun / (1 - sine)
+def test_no_draw_of_rotated_exceeds_omega(bits: int) -> None:
+    """A few nearly equal numbers: without another rotation, one draw in two hundred has several times this error."""
+    vector = np.zeros(40, np.float32)
+    vector[:2] = 1.0, 0.97
+    quantizer, energy = parse(f"rotated:{bits}"), float(np.vdot(vector, vector))
+    decoded = (quantizer.decode(quantizer.encode(vector, stream(n)), 40) for n in range(1500))
+    worst = max(float(np.square(each.astype(np.float64) - vector).sum()) for each in decoded) / energy
+    assert 0.4 * OMEGA[bits] < worst <= 1.0001 * OMEGA[bits]
+    assert quantizer.delta(40) > 0
 
 
 def test_affine_bound_is_attained() -> None:

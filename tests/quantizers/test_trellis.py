@@ -94,6 +94,31 @@ def test_an_error_above_omega_is_drawn_again(monkeypatch: pytest.MonkeyPatch) ->
     assert np.square(quantizer.decode(again, 2000) - vector).sum() < error * np.square(vector).sum()
 
 
+@pytest.mark.parametrize("spec", ["trellis:0.5", "trellis:4,scale=least", "trellis:6,states=32"])
+@pytest.mark.parametrize("unit", [1e-43, 1e-41, 1e-39, 1e-38, 1e-37, 1e36])
+def test_the_error_is_below_omega_for_tiny_and_for_huge_vectors(spec: str, unit: float) -> None:
+    quantizer, vector = parse(spec), (gaussian(5000) * np.float64(unit)).astype(np.float32)
+    payload = quantizer.encode(vector, stream())
+    decoded, exact = quantizer.decode(payload, 5000), vector.astype(np.float64)
+    assert np.square(decoded - exact).sum() <= quantizer.omega(5000) * np.square(exact).sum()
+    target = (gaussian(5000)[::-1] * np.float64(unit)).astype(np.float32)
+    added = target.copy()
+    quantizer.add_decoded_(added, payload, 0.3)
+    assert same_bits(added, target + np.float32(0.3) * decoded)
+
+
+@pytest.mark.parametrize("rate", [0.5, 2, 4])
+def test_the_least_scale_has_less_error_for_short_vectors(rate: float) -> None:
+    vector, server, client = gaussian(600), parse(f"trellis:{rate},scale=least"), parse(f"trellis:{rate}")
+    for number in range(20):
+        payloads = [quantizer.encode(vector, stream(number)) for quantizer in (server, client)]
+        least, unbiased = (np.square(client.decode(each, 600) - vector).sum() for each in payloads)
+        assert least < unbiased
+        assert least <= server.omega(600) * np.square(vector).sum()
+    assert not server.unbiased(600)
+    assert server.delta(600) > client.delta(600)
+
+
 @pytest.mark.parametrize("states", [8, 32])
 def test_tables_are_whole_and_ordered(states: int) -> None:
     tables = tables_for(states)

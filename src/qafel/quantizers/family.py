@@ -31,6 +31,8 @@ _FLOAT32 = np.dtype(np.float32)
 _UINT8 = np.dtype(np.uint8)
 _MAX_SIZE = 2**31  # counters and indices are 32-bit
 _LARGE = 1 << 18  # bytes; copying a smaller payload is cheaper than keeping its buffer
+_SEED_STEP = 0x9E3779B97F4A7C15
+ATTEMPTS = 20  # the most draws of a random rotation
 SERIAL_BELOW = 1 << 19  # coordinates; a second thread does not pay for fewer
 
 _threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
@@ -248,6 +250,11 @@ def bad_scale(what: str) -> MalformedPayload:
 def seed_of(stream: Stream) -> bytes:
     """Eight bytes for the message. Both ends derive the same random numbers from them."""
     return (stream.words[0] ^ stream.words[1]).to_bytes(SEED_BYTES, "little")
+
+
+def next_seed(seed: bytes) -> bytes:
+    """The seed of the next attempt, if a draw has more error than promised."""
+    return ((int.from_bytes(seed, "little") + _SEED_STEP) % 2**64).to_bytes(SEED_BYTES, "little")
 
 
 def seed_word(seed: bytes) -> int:

@@ -2,7 +2,7 @@
 
 A payload:
 
-    tables    a byte per group: the number of its code table
+    tables    a byte per group: the number of its code table; 128 more in the first byte if the vector is lifted by 2⁶⁴
     notes     the seed (8 bytes) and the scales (2 bytes per group), except those hidden in the coders
     lengths   4 bytes per stream, except the last: its number of words
     words     16 bits each, stream by stream, see kernels/trellis.py
@@ -23,10 +23,10 @@ from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Vector
 from qafel.quantizers import family, kernels
 from qafel.quantizers.family import NUMBER, WHOLE, Family, one_of
-from qafel.quantizers.kernels import COLUMNS, ROOM, SEED_BYTES
+from qafel.quantizers.kernels import ADD, ASSIGN, COLUMNS, ROOM, SEED_BYTES
 from qafel.quantizers.kernels.tables import Cut, cut, tables_for
 from qafel.quantizers.protocol import Payload
-from qafel.quantizers.rotated import LEVELS, Rotated
+from qafel.quantizers.rotated import LEVELS, Rotated, least_omega
 from qafel.rng import Stream
 
 Scale: TypeAlias = Literal["unbiased", "least"]
@@ -36,9 +36,11 @@ SHORTEST: Final = 1024  # coordinates; `rotated` encodes shorter vectors
 _SCALES: Final = ("unbiased", "least")
 _STREAM_BYTES: Final = 4 * COLUMNS  # of the shortest stream
 _FLUSHED_BYTES: Final = 3 * COLUMNS  # of these, the mean number of bytes without information
-_ATTEMPTS, _ENOUGH = 20, 6
+_ENOUGH: Final = 6  # attempts, after which every payload within the limit is accepted
 _MARGIN: Final = 1.5  # how many times the error of a Gaussian vector is accepted
-_SEED_STEP: Final = 0x9E3779B97F4A7C15
+_LIFTED: Final = 128  # in the first table's number: the vector was multiplied by 2⁶⁴
+_LIFT: Final = np.float32(2.0**64)
+_TINY: Final = 2.0**-240  # mean square; the scales of smaller vectors need a lift to keep their precision
 
 
 class _Encoded(NamedTuple):
@@ -80,17 +82,16 @@ class Trellis(Family):
         object.__setattr__(self, "rate", family.as_sent(self.rate))
 
     def unbiased(self, size: int) -> bool:
-        return self.scale == "unbiased" or size < SHORTEST
+        return self.scale == "unbiased"
 
     def omega(self, size: int) -> float:
         """A bound for every vector: if the error is larger, the encoder draws another rotation.
 
         A Gaussian vector has two thirds of it (tan²θ, for the unbiased scale), other vectors have less.
         """
-        if size < SHORTEST:
-            return self._short.omega(size)
-        tangent = _figures(self.rate, self.states, size).tangent
-        return tangent if self.scale == "unbiased" else tangent / (1 + tangent)
+        short = size < SHORTEST
+        tangent = self._short.omega(size) if short else _figures(self.rate, self.states, size).tangent
+        return least_omega(tangent, self.scale == "least")
 
     def max_payload_bytes(self, size: int) -> int:
         """The rate plus 2 %, plus a few bytes that matter for short vectors only."""
@@ -112,13 +113,19 @@ class Trellis(Family):
         vector = family.as_vector(vector)
         size, seed = vector.size, family.seed_of(stream)
         if size < SHORTEST:
-            return self._short.encode(vector, stream)
+            return self._short.encode_with(vector, stream, 1.0, self.scale == "least")
         parts = cut(family.check_size(size))
         sigmas = np.empty(len(parts.windows))
         energy = kernels.windows.deviations(vector, parts.windows, sigmas)
         if not energy < math.inf:
             raise family.non_finite(vector)
-        return _joined(parts, self._near_rate(vector, parts, sigmas, energy, seed))
+        lifted = 0 < energy < _TINY * size
+        if lifted:
+            vector = vector * _LIFT
+            energy = kernels.windows.deviations(vector, parts.windows, sigmas)
+        encoded = self._near_rate(vector, parts, sigmas, energy, seed)
+        encoded.tables[0] += _LIFTED * lifted
+        return _joined(parts, encoded)
 
     def _near_rate(self, vector: Vector, parts: Cut, sigmas: Any, energy: float, seed: bytes) -> _Encoded:
         """Encode until bytes and error are as promised. One attempt nearly always suffices.
@@ -132,11 +139,11 @@ class Trellis(Family):
         most_error = self.omega(size) * energy
         asked = 8.0 * (target - overhead)
         low, high, wanted, best = 0.0, math.inf, asked, None
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(family.ATTEMPTS):
             encoded = self._attempt(vector, parts, sigmas, energy, seed, wanted)
             off = encoded.size - target
             if encoded.error > most_error or (attempt >= _ENOUGH and encoded.size > most):
-                seed = ((int.from_bytes(seed, "little") + _SEED_STEP) % 2**64).to_bytes(SEED_BYTES, "little")
+                seed = family.next_seed(seed)
                 low, high, wanted = 0.0, math.inf, asked
                 continue
             if best is None or abs(off) < abs(best.size - target):
@@ -179,6 +186,8 @@ class Trellis(Family):
         parts, known = cut(size), tables_for(self.states)
         windows, streams = parts.windows, parts.streams
         classes, notes, data, ends = self._split(payload, parts, size)
+        lifted, classes[0] = divmod(int(classes[0]), _LIFTED)
+        into = np.empty_like(target) if lifted and mode == ADD else target
         v = np.empty(parts.padded, np.int16)
         reading = (data, ends, windows, streams, classes, self.states, known.reading, v, notes)
         sound = family.all_spans(kernels.windows.decode_streams, size, reading, len(streams))
@@ -186,8 +195,13 @@ class Trellis(Family):
         if not sound or max(scales.tolist()) >= 0xFF00:
             raise MalformedPayload("expected coded numbers and finite scales: the payload is damaged or forged")
         word = family.seed_word(notes[:SEED_BYTES].tobytes())
-        numbers = (target, v, windows, streams, classes, scales, known.levels, word, mode, weight)
+        how = (ASSIGN, 1.0) if lifted else (mode, weight)
+        numbers = (into, v, windows, streams, classes, scales, known.levels, word, *how)
         family.all_spans(kernels.windows.apply_streams, size, numbers, len(streams))
+        if lifted:
+            into *= 1 / _LIFT
+            if mode == ADD:
+                target += np.float32(weight) * into
 
     def _split(self, payload: Payload, parts: Cut, size: int) -> tuple[Any, Any, Any, Any]:
         """Split a payload into tables, notes, words and the first words of all streams. Checks all lengths."""
@@ -206,7 +220,7 @@ class Trellis(Family):
         if streams > 1:
             ends[1:streams] = np.cumsum(array[head - 4 * (streams - 1) : head].copy().view("<u4"), dtype=np.int64)
         classes = array[:groups].astype(np.int64)
-        known = max(classes.tolist()) < len(tables_for(self.states).rates)
+        known = max([int(classes[0]) % _LIFTED, *classes[1:].tolist()]) < len(tables_for(self.states).rates)
         if not known or (streams > 1 and (ends[1:] - ends[:-1]).min() < 2 * COLUMNS):
             raise MalformedPayload("expected known tables, and streams that fill the payload: it is damaged or forged")
         notes = np.zeros(SEED_BYTES + 2 * groups, np.uint8)

@@ -241,9 +241,13 @@ def _scale_columns(block, size, cols, factors, at):  # type: ignore[no-untyped-d
 
 
 @njit(**INNER)
-def _quantize(block, size, levels, edges, codes):  # type: ignore[no-untyped-def]
-    """Codes: the index of the nearest level, with the sign as top bit. The block becomes coordinate · level."""
+def _quantize(block, size, cols, levels, edges, codes, squares):  # type: ignore[no-untyped-def]
+    """Codes: the index of the nearest level, with the sign as top bit. The block becomes coordinate · level.
+
+    `squares` receives ‖q‖² of every column. The number of columns divides sixteen, so a lane belongs to one column.
+    """
     none, count = floats(float32(0)), words(int16(levels.size))
+    parts, total = np.empty(LANES, np.float32), floats(float32(0))
     for j in range(0, size, LANES):
         y = load(block, j)
         a, index, value = largest(y, none - y), words(int16(0)), floats(levels[uint64(0)])
@@ -252,16 +256,31 @@ def _quantize(block, size, levels, edges, codes):  # type: ignore[no-untyped-def
             index, value = index - above, choose(above, floats(levels[uint64(k)]), value)
         store(codes, j, index + (below(y, none) & count))
         store(block, j, a * value)
+        total = total + value * value
+    store(parts, 0, total)
+    for c in range(cols):
+        squares[c] = 0.0
+    for lane in range(LANES):
+        squares[lane % cols] += float64(parts[lane])
 
 
 @njit(**KERNEL)
-def encode_blocks(x, out, word, blocks, count, levels, bits, gain, first, last):  # type: ignore[no-untyped-def]
-    """Rotate and quantize the blocks first … last−1, with `count` scales in all. Returns False for NaN or infinity."""
+def encode_blocks(x, out, word, blocks, count, levels, bits, gain, least, found, first, last):  # type: ignore[no-untyped-def]
+    """Rotate and quantize the blocks first … last−1, with `count` scales in all. Returns False for NaN or infinity.
+
+    least   S = ⟨y, q⟩ / ‖q‖², with the least error, instead of the unbiased one.
+    found   Receives a row per block: ‖error‖², ‖x‖².
+    """
     scales = out[8 : 8 + 4 * count].view(np.float32)
     keys = round_keys(word, 0)
     block, codes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.int16)
     signs, edges = np.empty(2 * BLOCK // 32, np.uint32), (levels[1:] + levels[:-1]) * float32(0.5)
-    sums, dots, inverse = np.empty(COLUMNS), np.empty(COLUMNS), np.empty(COLUMNS, np.float32)
+    sums, dots, squares, inverse = (
+        np.empty(COLUMNS),
+        np.empty(COLUMNS),
+        np.empty(COLUMNS),
+        np.empty(COLUMNS, np.float32),
+    )
     for number in range(first, last):
         start, length, size, cols, at, scale_at, packed_at = blocks[number]
         power = _load(x, start, length, size, block)
@@ -275,11 +294,18 @@ def encode_blocks(x, out, word, blocks, count, levels, bits, gain, first, last):
         for c in range(cols):
             inverse[c] = float32(np.sqrt(rows / sums[c])) if sums[c] > 0 else float32(0)
         _scale_columns(block, size, cols, inverse, uint64(0))
-        _quantize(block, size, levels, edges, codes)
+        _quantize(block, size, cols, levels, edges, codes, squares)
         _add_columns(block, size, cols, False, dots)
+        found[number, 0] = found[number, 1] = 0.0
         for c in range(cols):
-            # S in units of x: `rotate` multiplies by rows at every turn
-            scale = np.sqrt(sums[c] / rows) * (rows * unit / dots[c]) if dots[c] > 0 else 0.0
+            scale = 0.0
+            if dots[c] > 0:
+                # S in units of x: `rotate` multiplies by rows at every turn
+                scale = np.sqrt(sums[c] / rows) * (dots[c] * unit / squares[c] if least else rows * unit / dots[c])
+                energy = sums[c] * unit * unit * power_of_two(2 * power)
+                bound = rows * squares[c] / (dots[c] * dots[c])  # 1 / cos²θ
+                found[number, 0] += energy * (1.0 - 1.0 / bound if least else bound - 1.0)
+                found[number, 1] += energy
             scales[scale_at + c] = float32(min(scale * gain * power_of_two(power), float64(LARGEST)))
         packed_at += 8 + 4 * count
         for begin in range(0, size, GROUP):

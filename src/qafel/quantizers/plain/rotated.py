@@ -110,13 +110,13 @@ def _column_sums(x: Array) -> Array:
 
 def encode_blocks(
     x: Vector, out: Array, word: int, blocks: Array, scale_count: int, levels: Vector, bits: int, gain: float,
-    first: int, last: int,
+    least: bool, found: Array, first: int, last: int,
 ) -> bool:  # fmt: skip
     """As the kernel of this name."""
     head = 8 + 4 * scale_count
     keys = round_keys(word, 0)
     edges = (levels[:-1] + levels[1:]) * _FLOAT(0.5)
-    for start, count, size, cols, at, scale_at, byte in blocks[first:last].tolist():
+    for number, (start, count, size, cols, at, scale_at, byte) in enumerate(blocks[first:last].tolist(), first):
         part = x[start : start + count]
         if not is_finite(part):
             return False
@@ -132,9 +132,16 @@ def encode_blocks(
         a = np.abs(y)
         index = np.searchsorted(edges, a)
         dots = _column_sums(a * levels[index])
+        lanes = np.cumsum(np.square(levels[index]).reshape(-1, COLUMNS), axis=0, dtype=np.float32)[-1]
+        squares = np.cumsum(lanes.reshape(-1, cols), axis=0, dtype=np.float64)[-1]
         scales = np.zeros(cols, "<f4")
-        for c, (square, dot) in enumerate(zip(sums.tolist(), dots.tolist(), strict=True)):
-            scale = math.sqrt(square / rows) * (rows * unit / dot) if dot > 0 else 0.0
+        found[number] = 0.0
+        for c, (total, dot, square) in enumerate(zip(sums.tolist(), dots.tolist(), squares.tolist(), strict=True)):
+            scale = 0.0
+            if dot > 0:
+                scale = math.sqrt(total / rows) * (dot * unit / square if least else rows * unit / dot)
+                energy, bound = total * unit * unit * 2.0 ** (2 * power), rows * square / (dot * dot)
+                found[number] += energy * (1.0 - 1.0 / bound if least else bound - 1.0), energy
             scales[c] = min(scale * gain * 2.0**power, float(LARGEST))
         out[8 + 4 * scale_at : 8 + 4 * (scale_at + cols)] = np.frombuffer(scales.tobytes(), np.uint8)
         codes = (index + np.where(y < 0, levels.size, 0)).astype(np.uint8).ravel()
