@@ -1,4 +1,4 @@
-"""Pretrain a small GPT on the characters of Shakespeare's plays that are not clients, and save it in the folder base."""
+"""Pretrain a small GPT on the characters of plays that are not clients, and save it in the folder base."""
 
 import math
 import time
@@ -17,7 +17,7 @@ GPT = {
 
 
 def pretrain(folder="base", steps=500, batch_size=32, lr=2e-3, model=GPT, text="shakespeare", skip=CLIENTS):
-    """Train all parameters on random batches, and return the perplexity on the last tenth of these characters' texts."""
+    """Train on random batches, and return the perplexity on the last tenth of these characters' texts."""
     torch.manual_seed(0)
     module = causal_model(model)
     task = language(model, text, skip=skip, length=model["n_positions"])
