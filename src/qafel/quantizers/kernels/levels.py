@@ -325,6 +325,24 @@ def _undither(codes, u, bucket, steps, twice_centre, fraction, start, count, val
         r = stop
 
 
+@njit(**INNER)
+def _undither_group(codes, steps, twice_centre, fraction, counter, keys, values):  # type: ignore[no-untyped-def]
+    """`_draw` and `_undither` in one pass, for a full group with each quarter in one bucket."""
+    one, wide, unit = int32(2 << fraction), fraction == 16, float32(1.0 / (2 << fraction))
+    middle = int32((1 << fraction) - 1 - twice_centre)
+    step0, step1, step2, step3 = steps
+    place, low = weyl(counter, keys), uint32(0xFFFF)
+    for j in range(128):
+        i = uint64(j)
+        g, h = hash_pair(place, keys)
+        values[i] = step0 * _level(codes[i], g & low, one, middle, wide, unit)
+        values[i + uint64(128)] = step1 * _level(codes[i + uint64(128)], h & low, one, middle, wide, unit)
+        g, h = uint32(g >> uint32(16)), uint32(h >> uint32(16))
+        values[i + uint64(256)] = step2 * _level(codes[i + uint64(256)], g, one, middle, wide, unit)
+        values[i + uint64(384)] = step3 * _level(codes[i + uint64(384)], h, one, middle, wide, unit)
+        place = uint32(place + WEYL)
+
+
 @njit(**KERNEL)
 def apply_dithered(target, payload, mode, factor, bucket, span, word0, bits, check, first, last):  # type: ignore[no-untyped-def]
     """Check the payload if `check` is set, then assign or add its spans first … last−1 to the target."""
@@ -342,8 +360,13 @@ def apply_dithered(target, payload, mode, factor, bucket, span, word0, bits, che
     for start in range(first * span, min(size, last * span), GROUP):
         count = min(size - start, GROUP)
         unpack_group(payload, uint64(head + start // GROUP * (GROUP * bits // 8)), bits, codes, count)
-        _draw(start, count, keys, u)
-        _undither(codes, u, bucket, steps, twice_centre, fraction, start, count, values)
+        if count == GROUP and bucket % 128 == 0:
+            first_two = (steps[start // bucket], steps[(start + 128) // bucket])
+            last_two = (steps[(start + 256) // bucket], steps[(start + 384) // bucket])
+            _undither_group(codes, first_two + last_two, twice_centre, fraction, uint32(start), keys, values)
+        else:
+            _draw(start, count, keys, u)
+            _undither(codes, u, bucket, steps, twice_centre, fraction, start, count, values)
         apply_values(target, uint64(start), values, count, mode, weight)
     return OK
 
