@@ -24,6 +24,14 @@ def layers():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
+def half():
+    return layers().to(torch.bfloat16)
+
+
+def as_half(module, inputs):
+    return module(inputs.to(torch.bfloat16))
+
+
 def with_batch_norm():
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 
@@ -134,6 +142,7 @@ TASKS = {
     "AdamW": partial(made, optimizer=partial(torch.optim.AdamW, weight_decay=0.01)),
     "f1": partial(made, metrics={"f1": f1, "accuracy": is_correct}),
     "regression": regression,
+    "model in bfloat16": partial(made, half, forward=as_half),
 }
 
 

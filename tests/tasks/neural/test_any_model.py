@@ -28,9 +28,11 @@ from tests.tasks.neural.models import (
     Augmented,
     Backbone,
     Gpt,
+    as_half,
     f1,
     features,
     gpt,
+    half,
     layers,
     made,
     multi_label,
@@ -42,8 +44,9 @@ LOCAL = LocalTraining(0.05, epochs=1, batch_size=8)
 CPU = torch.device("cpu")
 
 
-def run(task, **settings):
-    algorithm = method("qafel", buffer_size=2, client_lr=0.05, local_epochs=1, batch_size=8)
+def run(task, schedule=None, **settings):
+    lowered = {"client_lr_schedule": schedule} if schedule else {}
+    algorithm = method("qafel", buffer_size=2, client_lr=0.05, local_epochs=1, batch_size=8, **lowered)
     return simulate(task, algorithm, server_steps=4, evaluate_every=2, **settings)
 
 
@@ -61,6 +64,16 @@ def test_every_executor_gives_equal_bits(name, executor):
     one, many = run(task), run(task, executor=executor, workers=2)
     assert bits(one) == bits(many)
     assert one.history["loss"][-1] != one.history["loss"][0]
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_schedule_gives_equal_bits_in_every_executor(executor):
+    if executor == "ray":
+        pytest.importorskip("ray", reason="the extra ray is not installed")
+    task, schedule = made(), {"cosine": 4}
+    one = run(task, schedule)
+    assert bits(one) == bits(run(task, schedule, executor=executor, workers=2))
+    assert bits(one) != bits(run(task))
 
 
 def test_torchs_adamw_step_by_step_gives_the_same_model():
@@ -359,14 +372,6 @@ def test_bfloat16_products_give_a_float32_vector_and_equal_bits():
     assert bits(one) == bits(many)
     assert one.model.dtype == np.float32
     assert bits(one) != bits(run(gpt()))
-
-
-def half():
-    return layers().to(torch.bfloat16)
-
-
-def as_half(module, inputs):
-    return module(inputs.to(torch.bfloat16))
 
 
 def test_a_model_in_bfloat16_keeps_its_vector_in_float32():
