@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -36,7 +37,6 @@ ATTEMPTS = 20  # the most draws of a random rotation
 SERIAL_BELOW = 1 << 19  # coordinates; a second thread does not pay for fewer
 
 _threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 class Argument(NamedTuple):
@@ -302,14 +302,18 @@ def set_threads(count: int) -> None:
     _threads = max(1, count)
 
 
+@cache
+def _pool(process: int, count: int) -> ThreadPoolExecutor:
+    """The threads of this process. A forked child does not inherit the threads of its parent's pool."""
+    return ThreadPoolExecutor(count, thread_name_prefix="qafel-kernel")
+
+
 def _over_spans(work: Callable[[int, int], int], spans: int) -> int:
     """Run work(first, last) over all spans. Return the first status other than zero, else zero."""
     count = min(_threads, spans)
     if count <= 1:
         return work(0, spans)
-    key = (os.getpid(), count)  # a forked child does not inherit the threads of a pool
-    if key not in _pools:
-        _pools[key] = ThreadPoolExecutor(count, thread_name_prefix="qafel-kernel")
+    pool = _pool(os.getpid(), count)
     pieces = min(spans, 4 * count)  # several per thread, so that a busy core does not delay the others
     edges = [spans * i // pieces for i in range(pieces + 1)]
-    return next((status for status in _pools[key].map(work, edges[:-1], edges[1:]) if status), 0)
+    return next((status for status in pool.map(work, edges[:-1], edges[1:]) if status), 0)
