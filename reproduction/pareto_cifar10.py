@@ -99,6 +99,6 @@ ENTRY = Entry(
     lambda _: (
         "All pairs use the published step sizes. Each claim names one pair, because the best of six could pass by "
         "luck. Seeds 0 and 1 had been seen with an earlier trellis before the pairs were named.",
-        f"{RECEIVED_NOTE} A client that starts rarely downloads x̂ whole, unless the recipe has a `snapshot_quantizer`.",
+        f"{RECEIVED_NOTE} A client that starts rarely downloads x̂ whole, unless the recipe sets `catch_up`.",
     ),
 )

@@ -20,10 +20,11 @@ from qafel.algorithm import (
     require_provided,
     save_server,
 )
+from qafel.algorithm.catch_up import Snapshot
 from qafel.config import Config
 from qafel.errors import ConfigError, DuplicateUpload, FutureUpload, NonFiniteVector, StaleUpload
 from qafel.params import Vector
-from qafel.quantizers import parse
+from qafel.quantizers import parse, quantizer
 from qafel.rng import Stream
 from tests.algorithm import reference
 from tests.uploads import receive, upload_of
@@ -308,9 +309,15 @@ def test_a_client_refuses_to_send_what_is_not_finite():
         ({"server_rule": "adagrat"}, "unknown server rule 'adagrat'"),
         ({"server_rule": {"name": "sgd", "momentum": 1.5}}, "momentum lies in"),
         ({"catch_up": "per-start"}, 'needs downlink = "direct"'),
-        ({"catch_up": "per-start", "snapshot_quantizer": "qsgd:4"}, "snapshot_quantizer decides"),
-        ({"snapshot_quantizer": "qsgd:4", "client_rule": "model"}, "need clients that send updates"),
-        ({"snapshot_quantizer": "qsgd4"}, "unknown quantizer 'qsgd4'"),
+        (
+            {"catch_up": "per-start", "catch_up": Snapshot(quantizer("qsgd:4"))},
+            "snapshot_quantizer decides",
+        ),
+        (
+            {"catch_up": Snapshot(quantizer("qsgd:4")), "client_rule": "model"},
+            "need clients that send updates",
+        ),
+        ({"catch_up": {"name": "snapshot", "quantizer": "qsgd4"}}, "unknown quantizer 'qsgd4'"),
         ({"staleness": lambda tau: 1.0, "staleness_exponent": 0.5}, "in place of staleness_exponent"),
         ({"bufer_size": 3}, "unknown key 'bufer_size'.*did you mean 'buffer_size'"),
         ({"client_lr": 0.1}, "client_lr goes into local="),
@@ -330,11 +337,10 @@ def test_a_downlink_memory_has_a_rate(rate):
 def test_methods_where_an_inexact_start_would_last_refuse_a_snapshot_quantizer():
     for name in ("fedbuff-direct", "mcm"):
         with pytest.raises(ConfigError, match=f"{name}: quantized starts need a hidden state .* no memories"):
-            method(name, snapshot_quantizer="qsgd:4")
+            method(name, catch_up=Snapshot(quantizer("qsgd:4")))
     with pytest.raises(ConfigError, match="fedasync: quantized starts need clients that send updates"):
-        method("fedasync", snapshot_quantizer="qsgd:4")
-    assert method("fedbuff", snapshot_quantizer="qsgd:4").catch_up.quantizer.spec == "qsgd:4"
-    assert method("fedasync", snapshot_quantizer="none").catch_up.quantizer is None
+        method("fedasync", catch_up=Snapshot(quantizer("qsgd:4")))
+    assert method("fedbuff", catch_up=Snapshot(quantizer("qsgd:4"))).catch_up.quantizer.spec == "qsgd:4"
 
 
 def test_methods_refuse_what_contradicts_them():
@@ -387,7 +393,7 @@ def test_a_driver_that_lacks_what_a_method_needs_refuses_it_in_one_sentence():
             continue
         with pytest.raises(ConfigError, match="^mcm needs .*, which this driver does not provide: ."):
             require_provided(mcm, lacking, "this driver")
-    assert method("fedbuff", snapshot_quantizer="qsgd:4").needs == Needs(quantized_starts=True)
+    assert method("fedbuff", catch_up=Snapshot(quantizer("qsgd:4"))).needs == Needs(quantized_starts=True)
     assert method("fedbuff-direct", catch_up="per-start").needs == Needs(own_starts=True)
     for name in Needs._fields:
         needy = replace(method("qafel"), own_needs=Needs(**{name: True}))

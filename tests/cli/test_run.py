@@ -45,7 +45,7 @@ def test_a_run_says_what_it_did(tmp_path):
         (["mushrooms-fedbuff", "--set", "stop.server_steps=many"], "'many'"),
         (["mushrooms-fedbuff", "--set", "stop.server_steps=0"], "stop.server_steps"),
         (["mushrooms-qafel-4bit", "--set", "algorithm.client_quantizer=qsgd:99"], "qsgd"),
-        (["mushrooms-fedasync", "--set", "algorithm.snapshot_quantizer=qsgd:8"], "updates"),
+        (["mushrooms-fedasync", "--set", "algorithm.catch_up=snapshot"], "updates"),
         (["mushrooms-fedbuff", "--set", "task.clients=9000"], "8124"),
         (["mushrooms-fedbuff", "--out", "/dev/null/run"], "/dev/null/run"),
         (["gone.toml"], "gone.toml"),

@@ -140,11 +140,15 @@ def test_received_bytes_count_what_starting_clients_download(folder, plan):
     assert received.recipe().stop.uploads == math.floor(received.recommended.run_uploads)
 
 
-def test_thin_downlinks_get_quantized_snapshots_unless_the_recipe_has_its_own():
-    large = Config.from_dict(TABLE | {"task": {"name": "quadratic", "dimension": 2000}})
-    shorter = for_thin_downlinks(large, large.task.make().layout)
-    assert shorter.algorithm.snapshot_quantizer == "trellis:4"
-    assert for_thin_downlinks(SMALL, TASK.layout) == SMALL
+def test_thin_downlinks_get_quantized_snapshots_unless_the_recipe_states_how_clients_catch_up() -> None:
+    large, small = Layout((("w", (2000,)),)), Layout((("w", (100,)),))
+    config = load_recipe("mushrooms-qafel-4bit")
+    shorter = for_thin_downlinks(config, large)
+    assert shorter.algorithm.catch_up.name == "snapshot"
+    assert shorter.algorithm.catch_up.arguments == {"quantizer": "trellis:4"}
+    assert for_thin_downlinks(config, small) == config
+    linked = load_recipe("mushrooms-qafel-4bit", ["algorithm.catch_up=link"])
+    assert for_thin_downlinks(linked, large) == linked
 
 
 def test_a_time_budget_allows_as_many_uploads_as_come_by_then(folder):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Client, HiddenState, Kind, Made, Means, Message, method
-from qafel.algorithm.catch_up import Exact, PerStart, Quantized
+from qafel.algorithm.catch_up import Exact, PerStart, Snapshot
 from qafel.algorithm.methods.mcm import MemoryDifference
+from qafel.quantizers import quantizer
 from qafel.simulator import AlwaysTraining, ConstantRate, Network, Rounds, Simulation, Timing
 from qafel.simulator.executors.jobs import Inline, Job, Trainer
 from qafel.simulator.timing import Links
@@ -153,10 +154,18 @@ def test_each_start_downloads_a_message_of_its_own(mushrooms: Mushrooms) -> None
 
 
 QUANTIZED = {
-    "followed in the end": (ALWAYS, compose(server_quantizer="top_k:0.01", snapshot_quantizer="qsgd:8"), True),
-    "never followed": (ALWAYS, compose(server_quantizer="qsgd:4", snapshot_quantizer="trellis:3"), False),
-    "arrivals": (ASKED, compose(server_quantizer="qsgd:2", snapshot_quantizer="qsgd:8"), True),
-    "rounds": (Rounds(timeout=2.0), compose("fedavg", snapshot_quantizer="qsgd:4"), False),
+    "followed in the end": (
+        ALWAYS,
+        compose(server_quantizer="top_k:0.01", catch_up=Snapshot(quantizer("qsgd:8"))),
+        True,
+    ),
+    "never followed": (
+        ALWAYS,
+        compose(server_quantizer="qsgd:4", catch_up=Snapshot(quantizer("trellis:3"))),
+        False,
+    ),
+    "arrivals": (ASKED, compose(server_quantizer="qsgd:2", catch_up=Snapshot(quantizer("qsgd:8"))), True),
+    "rounds": (Rounds(timeout=2.0), compose("fedavg", catch_up=Snapshot(quantizer("qsgd:4"))), False),
 }
 
 
@@ -169,7 +178,7 @@ def test_a_start_from_an_inexact_snapshot_is_charged_its_bytes(
     It follows broadcasts if it holds x̂ and they are no longer than the server's snapshot; it fetches x̂ itself once
     inexact snapshots have cost as much more than broadcasts as x̂ costs more than one.
     """
-    assert isinstance(algorithm.catch_up, Quantized)
+    assert isinstance(algorithm.catch_up, Snapshot)
     fleet = Fleet(mushrooms, algorithm, Timing(arrivals=arrivals, dropout=0.1))
     server, regrets, kinds = fleet.server, {}, set()
 

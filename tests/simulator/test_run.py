@@ -67,7 +67,7 @@ TIMINGS = {
 
 OTHERS = {
     "deadline": {"partial": True},
-    "network": {"server_quantizer": "top_k:0.01", "snapshot_quantizer": "qsgd:8"},
+    "network": {"server_quantizer": "top_k:0.01", "catch_up": {"name": "snapshot", "quantizer": "qsgd:8"}},
     "poisson": {"method": "fedbuff-direct", "catch_up": "per-start"},
     "rounds": {"method": "mcm"},
 }

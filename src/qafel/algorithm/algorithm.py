@@ -144,7 +144,7 @@ class Algorithm:
     @property
     def stateless(self) -> dict[str, object]:
         """The objects whose state no checkpoint saves, by role: they must not change in a run."""
-        quantizers = (self.client_quantizer, self.server_quantizer, self.catch_up.quantizer)
+        quantizers = (self.client_quantizer, self.server_quantizer, *self.catch_up.quantizers.values())
         return {
             "staleness": self.staleness,
             **{role: getattr(self, role) for role in ("client_rule", "downlink", "catch_up")},

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias, final
 import numpy as np
 
 from qafel.algorithm.algorithm import Algorithm, LocalTraining
+from qafel.algorithm.catch_up import linked_start
 from qafel.algorithm.hidden_state import HiddenState
 from qafel.algorithm.messages import Kind, Message, expectations
 from qafel.algorithm.parts import Trained
@@ -33,7 +34,7 @@ class Made(NamedTuple):
 class Client:
     """One client's state: its number, its hidden state, how many uploads it has made, and its memory."""
 
-    __slots__ = ("_codec", "algorithm", "hidden_state", "memory", "number", "seed", "sequence", "weight")
+    __slots__ = ("_codec", "algorithm", "hidden_state", "initial", "memory", "number", "seed", "sequence", "weight")
 
     def __init__(
         self,
@@ -53,15 +54,23 @@ class Client:
         self.seed = seed
         self.weight = weight
         self.sequence = sequence
+        self.initial: HiddenState | None = None
+        """x⁰, if this client can make it."""
         self._codec, _ = expectations(algorithm.client_quantizer, hidden_state.vector.size)
         self.memory = algorithm.client_rule.new_memory(hidden_state.vector.size) if memory is None else memory
 
     def receive(self, data: bytes) -> bool:
-        """Advance the hidden state by a broadcast or snapshot; False if it was known already. Algorithm 3.
+        """Advance the hidden state by a broadcast, snapshot or linked start. Algorithm 3.
+
+        Return False if the message was known already.
 
         Broadcasts that are missing in between raise `MissedBroadcast`.
         """
         message = Message.from_bytes(data)
+        if message.kind is Kind.START:
+            part = self.algorithm.catch_up
+            self.hidden_state = linked_start(message, part, self.hidden_state, self.initial)
+            return True
         if message.kind is Kind.SNAPSHOT:
             state, held = self._from_snapshot(message), self.hidden_state
             newer = (state.version, state.exact) > (held.version, held.exact)

@@ -62,6 +62,8 @@ class Kind(IntEnum):
     """The whole quantized model, Q_s(x): every receiver replaces its copy (direct quantization)."""
     SNAPSHOT = 4
     """The whole hidden state for a client that is too far behind: uncompressed, or Q_snap(x̂) to start from."""
+    START = 5
+    """Q(x̂ − y), which moves one client's start point y. The field `sender` is the digest of y."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

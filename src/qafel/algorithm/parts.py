@@ -56,6 +56,8 @@ class Needs(NamedTuple):
     """Each start gets a separate message."""
     quantized_starts: bool = False
     """A client may start from a quantized copy of the hidden state."""
+    linked_starts: bool = False
+    """The server remembers the point that each client last started from."""
     correction: bool = False
     """Local training adds a correction to every gradient."""
 
@@ -73,7 +75,8 @@ _NEEDED: Mapping[str, tuple[str, str]] = {
     "client_memory": ("a memory at each client", "use a client rule without a memory"),
     "exact_uploads": ("uploads that are never scaled down", "turn the limit on norms off"),
     "own_starts": ("a separate message for each start", 'simulate it, or set catch_up = "exact"'),
-    "quantized_starts": ("clients that start from a quantized hidden state", "leave snapshot_quantizer out"),
+    "quantized_starts": ("clients that start from a quantized hidden state", 'set catch_up = "exact"'),
+    "linked_starts": ("a start point remembered for each client", 'simulate it, or set catch_up = "snapshot"'),
     "correction": ("a task with takes_correction = True", "use such a task, or another client rule"),
 }
 """For each need: what must be provided, and what a user can do where it is not."""

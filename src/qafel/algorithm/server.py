@@ -222,7 +222,7 @@ class Server:
         is_whole = self.algorithm.downlink.kind is Kind.MODEL and self.version > 0
         whole_bytes = min(self.last_bytes, snapshot_bytes) if is_whole else snapshot_bytes
         position = self.broadcast_bytes
-        return Offer(position, Held(position), snapshot_bytes, whole_bytes, self._quantized_bytes)
+        return Offer(position, Held(position), snapshot_bytes, whole_bytes, self._quantized_bytes, self.model.size)
 
     def quantized(self) -> bytes:
         """A quantized copy of x̂, made once per version and the same for all clients."""

@@ -14,7 +14,7 @@ from qafel.quantizers.levels import Qsgd
 from qafel.quantizers.protocol import Codec, Quantizer, is_measured
 from qafel.rng import Stream
 
-Role = Literal["client", "server", "snapshot"]
+Role = Literal["client", "server", "snapshot", "link"]
 
 SHOWN: Final = (
     "none", "qsgd:8", "qsgd:4", "qsgd:4+zstd", "qsgd:4,bucket=256", "qsgd:2", "scaled:qsgd:4", "dithered:4",
@@ -80,7 +80,8 @@ def fitness(quantizer: Quantizer, size: int, role: Role, rate: float = 1.0) -> l
     The server's Q_s must contract: without δ > 0 the hidden state may diverge from the model. The clients' Q_c must be
     unbiased, so that the errors of the K buffered updates average out. Section II-A of the paper. With a `rate`
     below one (MCM), Q_s must be unbiased and the rate below 2/(1 + ω). A snapshot's quantizer may be biased, because
-    its error does not accumulate, but must keep at least half of ‖x̂‖².
+    its error does not accumulate, but must keep at least half of ‖x̂‖². A link's quantizer must be unbiased, with
+    ω < 1, so that a client's start point stays close to x̂.
     """
     if role == "server" and rate != 1:
         return _unfit_for_a_memory(quantizer, size, rate)
@@ -89,6 +90,11 @@ def fitness(quantizer: Quantizer, size: int, role: Role, rate: float = 1.0) -> l
         return [
             f"client quantizer {quantizer.spec!r} is biased{found}: its errors accumulate over the buffered "
             "updates; use an unbiased one, such as trellis:4"
+        ]
+    if role == "link" and not (quantizer.unbiased(size) and quantizer.omega(size) < 1):
+        return [
+            f"link quantizer {quantizer.spec!r} is biased or has ω ≥ 1 at {size} coordinates{found}: start points may "
+            "diverge from the hidden state; use more bits, such as trellis:1"
         ]
     if role == "server" and quantizer.delta(size) <= 0:
         return [

@@ -336,7 +336,7 @@ def summarise(
         "algorithm": algorithm.name,
         "client_quantizer": algorithm.client_quantizer.spec,
         "server_quantizer": algorithm.server_quantizer.spec,
-        "snapshot_quantizer": "none" if (copies := algorithm.catch_up.quantizer) is None else copies.spec,
+        "start_quantizers": {role: quantizer.spec for role, quantizer in algorithm.catch_up.quantizers.items()},
         "seed": server.seed,
         "dimension": int(server.model.size),
         "server_steps": server.version,

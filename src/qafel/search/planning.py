@@ -99,11 +99,12 @@ def default_candidates(config: Config, layout: Layout) -> Candidates:
 
 
 def for_thin_downlinks(config: Config, layout: Layout) -> Config:
-    """The recipe with quantized snapshots, unless it has a snapshot quantizer or the model is small."""
+    """The recipe with quantized snapshots, unless it states how clients catch up or the model is small."""
     algorithm = config.algorithm
-    if algorithm.snapshot_quantizer is not None or layout.size < SMALLEST_TRELLIS:
+    if algorithm.catch_up != "exact" or layout.size < SMALLEST_TRELLIS:
         return config
-    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"snapshot_quantizer": SNAPSHOT})})
+    snapshots = {**algorithm.model_dump(), "catch_up": {"name": "snapshot", "quantizer": SNAPSHOT}}
+    return config.model_copy(update={"algorithm": type(algorithm).model_validate(snapshots)})
 
 
 @final

@@ -308,8 +308,8 @@ def quantizer_warnings(algorithm: Algorithm, size: int) -> list[str]:
     if algorithm.downlink.kind is Kind.BROADCAST:
         rate = algorithm.downlink.rate(algorithm.server_quantizer, size)
         found += fitness(algorithm.server_quantizer, size, "server", rate)
-    if algorithm.catch_up.quantizer is not None:
-        found += fitness(algorithm.catch_up.quantizer, size, "snapshot")
+    for role, quantizer in algorithm.catch_up.quantizers.items():
+        found += fitness(quantizer, size, "link" if role == "link" else "snapshot")
     return found
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
+from qafel.algorithm.catch_up import Link
 from qafel.algorithm.state import Rows, inside, pack, restore_, state_of
 from qafel.errors import DataError
 from qafel.runs.progress import Amount, Count, Progress, Traffic, fault_of
@@ -21,7 +22,7 @@ from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Dropout, Event, Simulation, Timeout, job_of
 
 _SERVER, _JOB, _START = "server.", "job.", "start."
-_VECTOR, _MEMORY = f"{_START}vector", f"{_START}memory"
+_VECTOR, _MEMORY, _LINKS = f"{_START}vector", f"{_START}memory", f"{_START}links"
 _NOT_SAVED = ("evaluation", "goal", "began")
 
 
@@ -34,6 +35,8 @@ class _SavedJob(NamedTuple):
     sequence: Count
     start: Count
     """The key of the hidden state that it started from."""
+    version: Count
+    """Of that hidden state."""
     weight: Amount
     steps: Count | None
 
@@ -113,16 +116,19 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     arrays |= {f"{_SERVER}{name}": array for name, array in server.arrays.items()}
     rows |= {f"{_SERVER}{name}": table for name, table in server.rows.items()}
     rows |= {name: Rows() for name in (_VECTOR, _MEMORY, *(f"{_JOB}{name}" for name in simulation.fleet.new_memory))}
+    if simulation.links is not None:
+        rows[_LINKS] = Rows({client: link.base for client, link in simulation.links.memory.items()}, np.float32)
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
         job = job_of(event)
         if job is not None and simulation.is_stopped(job):
             continue
-        entries.append([time, priority, serial, type(event).__name__, list(_fields_of(event))])
+        entries.append([time, priority, serial, type(event).__name__, list(_fields_of(event, simulation))])
         if job is not None and (start := job.start) is not None:
-            rows[_VECTOR][_key(start)] = start.vector
+            key = _key(start, job, simulation)
+            rows[_VECTOR][key] = start.vector
             if start.memory is not start.vector:
-                rows[_MEMORY][_key(start)] = start.memory
+                rows[_MEMORY][key] = start.memory
             for name, value in job.memory.items():  # the client's memory may have changed since
                 rows[f"{_JOB}{name}"][job.number] = value
     kept = {entry.name: getattr(progress, entry.name) for entry in fields(progress) if entry.name not in _NOT_SAVED}
@@ -155,11 +161,12 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         ]
         kept = _restored_progress(saved, progress)
         jobs = [event for *_, event in events if isinstance(event, _SavedJob)]
-        starts = _starts(rows, {job.start for job in jobs}, simulation)
+        starts = _starts(rows, {job.start: job.version for job in jobs}, simulation)
         simulation.fleet.require_memories(in_flight := inside(_JOB, rows), {job.number for job in jobs})
         fleet = {name: array for name, array in arrays.items() if not name.startswith(_SERVER)}
         tables = {name: table for name, table in rows.items() if not name.startswith((_SERVER, _JOB, _START))}
         restore_({"fleet": simulation.fleet}, fleet, tables)
+        _restore_links(rows.get(_LINKS), simulation)
     except ValidationError as error:
         raise _unfit(fault_of(error)) from None
     except DataError as error:
@@ -186,28 +193,54 @@ def _unfit(why: object) -> DataError:
     return DataError(f"the checkpoint does not fit this run ({why}): start again with `overwrite`")
 
 
-def _key(state: HiddenState) -> int:
-    """The number of a hidden state in the tables of starts. A version may have an exact and a quantized one."""
-    return 2 * state.version + (not state.exact)
+def _key(state: HiddenState, job: Job, simulation: Simulation) -> int:
+    """The number of a hidden state in the tables of starts. A version may have an exact and a quantized one.
+
+    With linked starts, each job has its own inexact start.
+    """
+    own = simulation.links is not None and not state.exact
+    return 2 * (job.number if own else state.version) + (not state.exact)
 
 
-def _starts(rows: Mapping[str, Rows], keys: set[int], simulation: Simulation) -> dict[int, HiddenState]:
-    """The hidden states that jobs in flight started from, by key."""
+def _restore_links(table: Rows | None, simulation: Simulation) -> None:
+    """Restore the start points that the server remembers."""
+    clients = {client for client, held in enumerate(simulation.fleet.held) if held.linked}
+    if simulation.links is None:
+        if table or clients:
+            raise DataError("the method keeps no start points")
+        return
+    _require_points(table := table if table is not None else Rows(), simulation)
+    if not clients <= set(table) or any(client >= simulation.task.clients for client in table):
+        raise DataError("the start points do not fit the clients")
+    for client, row in table.items():
+        simulation.links.memory[client] = Link(row, HiddenState.of(row).digest)
+
+
+def _require_points(table: Rows, simulation: Simulation) -> None:
+    for row in table.values():
+        if not isinstance(row, np.ndarray) or (row.shape, row.dtype) != ((simulation.task.layout.size,), np.float32):
+            raise DataError("a start does not have the size of the model")
+        if not np.isfinite(row).all():
+            raise DataError("a start holds a NaN or an infinity")
+
+
+def _starts(rows: Mapping[str, Rows], keys: Mapping[int, int], simulation: Simulation) -> dict[int, HiddenState]:
+    """The hidden states that jobs in flight started from, by key; `keys` gives their versions."""
     algorithm, size = simulation.algorithm, simulation.task.layout.size
     inexact = algorithm.needs.quantized_starts or algorithm.needs.own_starts
     apart = algorithm.downlink.rate(algorithm.server_quantizer, size) != 1
     with_memory = {key for key in keys if apart and key >= 2 and not key % 2}
-    if not rows.keys() >= {_VECTOR, _MEMORY} or (set(rows[_VECTOR]), set(rows[_MEMORY])) != (keys, with_memory):
+    if not rows.keys() >= {_VECTOR, _MEMORY} or (set(rows[_VECTOR]), set(rows[_MEMORY])) != (set(keys), with_memory):
         raise DataError("the starts of clients in flight do not fit their jobs")
-    for row in (*rows[_VECTOR].values(), *rows[_MEMORY].values()):
-        if not isinstance(row, np.ndarray) or (row.shape, row.dtype) != ((size,), np.float32):
-            raise DataError("a start does not have the size of the model")
-        if not np.isfinite(row).all():
-            raise DataError("a start holds a NaN or an infinity")
-    if any(key // 2 > simulation.server.version or (key % 2 and not inexact) for key in keys):
-        raise DataError("a client in flight started from a hidden state that the run does not have")
+    for table in (rows[_VECTOR], rows[_MEMORY]):
+        _require_points(table, simulation)
+    for key, version in keys.items():
+        own = key % 2 and simulation.links is not None
+        if version > simulation.server.version or (key % 2 and not inexact) or (not own and version != key // 2):
+            raise DataError("a client in flight started from a hidden state that the run does not have")
     return {
-        key: HiddenState.of(rows[_VECTOR][key], key // 2, rows[_MEMORY].get(key), exact=not key % 2) for key in keys
+        key: HiddenState.of(rows[_VECTOR][key], version, rows[_MEMORY].get(key), exact=not key % 2)
+        for key, version in keys.items()
     }
 
 
@@ -239,18 +272,19 @@ def _restored_progress(saved: Saved, progress: Progress) -> dict[str, Any]:
     return {name: getattr(sound, name) for name in names}
 
 
-def _fields_of(event: Event) -> _Fields:
+def _fields_of(event: Event, simulation: Simulation) -> _Fields:
     if isinstance(event, Job | Deliver):
         job = event if isinstance(event, Job) else event.job
         assert job.start is not None
-        return _SavedJob(job.number, job.client, job.sequence, _key(job.start), job.weight, job.steps)
+        key = _key(job.start, job, simulation)
+        return _SavedJob(job.number, job.client, job.sequence, key, job.start.version, job.weight, job.steps)
     return event
 
 
 def _event(kind: str, saved: _Fields, starts: Mapping[int, HiddenState], memories: Mapping[str, Rows]) -> Event:
     if not isinstance(saved, _SavedJob):
         return saved
-    number, client, sequence, start, weight, steps = saved
+    number, client, sequence, start, _, weight, steps = saved
     state = starts[start]
     memory = {name: rows[number] for name, rows in memories.items()}
     job = Job(number, client, sequence, state.version, weight, steps, memory, state)

@@ -12,7 +12,7 @@ from qafel.algorithm import ClientRule, Held, Part, Rows, State
 from qafel.errors import DataError
 
 _NEVER = _EXACT = -1
-_LEAST = {"sequences": 0, "positions": _NEVER, "overpaid": _EXACT}
+_LEAST = {"sequences": 0, "positions": _NEVER, "overpaid": _EXACT, "linked": 0}
 
 
 @final
@@ -43,6 +43,7 @@ class Fleet(Part):
             "sequences": self.sequences,
             "positions": [_NEVER if it.position is None else it.position for it in held],
             "overpaid": [_EXACT if it.exact else it.overpaid for it in held],
+            "linked": [it.linked for it in held],
         }
         arrays = {name: np.array(column, np.int64) for name, column in columns.items()}
         return {**arrays, **{f"memory_{name}": rows for name, rows in self._memories.items()}}
@@ -69,13 +70,13 @@ class Fleet(Part):
         if not known or any((state[name] < low).any() for name, low in _LEAST.items()):
             raise DataError("the records of clients do not fit together")
         self.sequences = state["sequences"].tolist()
-        places = zip(state["positions"].tolist(), state["overpaid"].tolist(), strict=True)
-        self.held = [_held(position, overpaid) for position, overpaid in places]
+        places = zip(*(state[name].tolist() for name in ("positions", "overpaid", "linked")), strict=True)
+        self.held = [_held(*place) for place in places]
         self._memories = memories
 
 
 @lru_cache(maxsize=1024)
-def _held(position: int, overpaid: int) -> Held:
+def _held(position: int, overpaid: int, linked: int) -> Held:
     if position == _NEVER:
         return Held()
-    return Held(position) if overpaid == _EXACT else Held(position, False, overpaid)
+    return Held(position) if overpaid == _EXACT else Held(position, False, overpaid, bool(linked))

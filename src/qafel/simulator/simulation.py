@@ -9,7 +9,7 @@ from math import inf
 from typing import Generic, NamedTuple, TypeVar, final
 
 from qafel.algorithm import Algorithm, Client, HiddenState, Made, Means, Message, Needs, Next, Server, require_provided
-from qafel.algorithm.catch_up import own_start
+from qafel.algorithm.catch_up import Links, own_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Timing
 from qafel.errors import ConfigError, MessageError, RejectedUpload, StaleUpload, Stalled
@@ -160,6 +160,8 @@ class Simulation:
         self.busy: set[int] = set()
         """Clients in flight, if a client may have only one upload in flight."""
         self._offer = self.server.offer()
+        self.links = Links(algorithm.catch_up, seed, self.server.hidden_state) if algorithm.catch_up.link else None
+        """The points that clients last started from, for linked starts."""
         self._quantized: HiddenState | None = None
         self._exact_model: HiddenState | None = None
         self._weights = sample_weights(task) if algorithm.client_weights == "samples" else None
@@ -343,12 +345,26 @@ class Simulation:
         """The bytes that a client downloads before it starts, and the hidden state that it starts from."""
         held = self.fleet.held
         means, download_bytes, held[client] = self.algorithm.catch_up.plan(held[client], self._offer)
+        if means is Means.LINK:
+            return self._linked_start(client, sequence, bool(download_bytes))
         if means is Means.QUANTIZED:
             return download_bytes, self._quantized_state()
         if means is Means.OWN:
             exact = self._model_state()
             return len(own_start(exact, self.algorithm, self.seed, client, sequence)), exact
         return download_bytes, self.background.hidden_state
+
+    def _linked_start(self, client: int, sequence: int, moves: bool) -> tuple[int, HiddenState]:
+        """The bytes of a linked start, and the point that the client starts from: its last one unless it `moves`."""
+        assert self.links is not None
+        link = self.links.memory.get(client)
+        if link is not None and not moves:
+            return 0, HiddenState(link.base, link.base, self.server.version, link.digest, exact=False)
+        message, start = self.links.reply(
+            client, sequence, 0 if link is None else link.digest, self.background.hidden_state
+        )
+        self.links.confirm(client, start)
+        return len(message), start
 
     def _quantized_state(self) -> HiddenState:
         """The decoded quantized copy of the newest version."""

@@ -34,7 +34,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "top_k": {**QSGD, "server_quantizer": "top_k:0.05"},
     "unquantized": {"method": "fedbuff", "buffer_size": 1, "local_steps": 2},
     "whole models": {**QSGD, "method": "fedbuff-direct"},
-    "quantized copies": {**QSGD, "server_quantizer": "sign", "snapshot_quantizer": "qsgd:8"},
+    "quantized copies": {**QSGD, "server_quantizer": "sign", "catch_up": {"name": "snapshot", "quantizer": "qsgd:8"}},
 }
 GAPS = (0, 1, 2, 7, 3, 12, 1, 1, 9, 4)
 """Server steps before each visit."""

@@ -67,7 +67,7 @@ async def take_part(
 @pytest.mark.parametrize("arguments", [{}, {"clients": 5}])
 @pytest.mark.parametrize(
     "role",
-    ["task", "client_quantizer", "server_quantizer", "snapshot_quantizer", "client_rule", "downlink", "catch_up"],
+    ["task", "client_quantizer", "server_quantizer", "client_rule", "downlink", "catch_up"],
 )
 def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     folder: Path, access: Access, role: str, arguments: dict[str, Any]

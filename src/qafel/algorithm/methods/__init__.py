@@ -28,7 +28,7 @@ from pydantic import ConfigDict, Field, model_validator
 from qafel.algorithm.accumulators import Buckets, BufferedMean
 from qafel.algorithm.admission import PolynomialStaleness
 from qafel.algorithm.algorithm import ROLES, Algorithm, ClientWeights, LocalTraining, Schedule
-from qafel.algorithm.catch_up import CatchUp, Exact, PerStart, Quantized
+from qafel.algorithm.catch_up import Auto, CatchUp, Exact, Linked, PerStart, Snapshot
 from qafel.algorithm.hidden_state import DirectModel, HiddenStateDifference
 from qafel.algorithm.methods.ca2fl import CA2FL, CachedUpdates
 from qafel.algorithm.methods.error_feedback import ERROR_FEEDBACK, ErrorFeedback
@@ -47,7 +47,7 @@ from qafel.algorithm.server_rules import SGD
 from qafel.errors import ConfigError
 from qafel.params import Layout
 from qafel.parts import PartKind, PartName, PartTable, Section, custom_path, errors_of, make, one_of
-from qafel.quantizers import Identity, make_quantizer, parse
+from qafel.quantizers import make_quantizer, parse
 from qafel.quantizers.spec import FAMILIES
 from qafel.text import did_you_mean
 
@@ -80,7 +80,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     },
     "server_rule": {"sgd": SGD, "adam": Adam},
     "downlink": {"difference": HiddenStateDifference, "direct": DirectModel, "memory": MemoryDifference},
-    "catch_up": {"exact": Exact, "per-start": PerStart},
+    "catch_up": {"exact": Exact, "snapshot": Snapshot, "link": Linked, "auto": Auto, "per-start": PerStart},
 }
 """The parts that ship, by role and name."""
 LAWS: Mapping[str, Any] = {"delay-limit": DelayLimit}
@@ -88,7 +88,7 @@ LAWS: Mapping[str, Any] = {"delay-limit": DelayLimit}
 DEFAULT_CLIENT_LR, DEFAULT_SERVER_LR, DEFAULT_LOCAL_STEPS = 2.0, 0.1, 10
 _KINDS = {role: PartKind(role.replace("_", " "), ("begin_",)) for role in PARTS}
 _STALENESS = PartKind("staleness law", ("__call__",))
-QUANTIZERS = ("client_quantizer", "server_quantizer", "snapshot_quantizer")
+QUANTIZERS = ("client_quantizer", "server_quantizer")
 SERVER_PARTS = ("accumulator", "server_rule", "staleness")
 """What only the server works with: a client imports no custom part in these places."""
 
@@ -103,7 +103,6 @@ class AlgorithmSettings(Section):
     method              the federated learning method
     client_quantizer    Q_c, for uploads; `trellis:4` for QAFeL
     server_quantizer    Q_s, for broadcasts; `trellis:4` for QAFeL
-    snapshot_quantizer  quantizes the snapshots that clients download; none: snapshots are exact
     buffer_size         K, the updates per server step
     server_lr           η_g, the server's learning rate
     server_momentum     momentum of the server's step
@@ -121,7 +120,7 @@ class AlgorithmSettings(Section):
     accumulator         how the server combines updates
     server_rule         how the server steps
     downlink            what the server broadcasts
-    catch_up            what a starting client downloads; `per-start`: a separately quantized model per start
+    catch_up            what a starting client downloads; `link`: the difference to its last start
     staleness           staleness law, instead of staleness_exponent and staleness_cutoff
     staleness_exponent  weight of an update of staleness τ: (1 + τ)^−exponent
     staleness_cutoff    staleness up to which an update has full weight
@@ -133,7 +132,6 @@ class AlgorithmSettings(Section):
     method: str = "qafel"
     client_quantizer: PartName = "none"
     server_quantizer: PartName = "none"
-    snapshot_quantizer: PartName = None
     buffer_size: int = Field(10, ge=1)
     server_lr: float = Field(DEFAULT_SERVER_LR, gt=0)
     server_momentum: float = Field(0.0, ge=0, lt=1)
@@ -164,8 +162,6 @@ class AlgorithmSettings(Section):
             return data
         if name not in METHODS:
             raise ValueError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
-        if data.get("snapshot_quantizer") == "none":  # as if it were not said
-            data = {key: value for key, value in data.items() if key != "snapshot_quantizer"}
         resolved = METHODS[name].resolve(name, data)
         if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
             resolved["local_steps"] = DEFAULT_LOCAL_STEPS
@@ -179,8 +175,6 @@ class AlgorithmSettings(Section):
         self._local()
         if self.staleness is not None and (self._differs("staleness_exponent") or self._differs("staleness_cutoff")):
             raise ValueError("a custom staleness law is in place of staleness_exponent and staleness_cutoff")
-        if self.snapshot_quantizer is not None and self.catch_up != "exact":
-            raise ValueError('a snapshot_quantizer decides how clients catch up: leave catch_up out, or "exact"')
         return self
 
     def custom_parts_at_client(self) -> dict[str, str]:
@@ -204,9 +198,8 @@ class AlgorithmSettings(Section):
         offered = {"lr": self.server_lr, "momentum": self.server_momentum, **quantizers}
         roles = {role: self._made(role, offered, at_client) for role in PARTS}
         law = self._made("staleness", {}, at_client)
-        snapshots = quantizers.pop("snapshot_quantizer", None)
-        if snapshots is not None and not isinstance(snapshots, Identity):
-            roles["catch_up"] = Quantized(snapshots)
+        if isinstance(catch_up := roles["catch_up"], CatchUp):  # `Algorithm` refuses another object
+            roles["catch_up"] = catch_up.fitted(layout)
         return Algorithm(
             name=self.method,
             local=local or self._local(),

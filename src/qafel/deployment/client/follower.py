@@ -204,7 +204,9 @@ class Follower:
         position = max(state.position if follows else state.snapshot_position, held.position or 0)
         newer = not follows or state.snapshot_position > (held.position or 0)
         quantized_bytes = state.quantized_bytes if newer and state.quantized_bytes else whole
-        offer = Offer(position, Held(position), whole, shortest, lambda: quantized_bytes)
+        offer = Offer(
+            position, Held(position), whole, shortest, lambda: quantized_bytes, self.client.hidden_state.vector.size
+        )
         plan = self.client.algorithm.catch_up.plan(held, offer)
         # A listening client pays for live broadcasts already; a copy would waste them.
         whole_instead = self._listening or self._copy_failures >= _COPY_ATTEMPTS
