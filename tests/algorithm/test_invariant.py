@@ -10,7 +10,6 @@ from qafel.algorithm import Client, Held, HiddenState, LocalTraining, Means, Mes
 from qafel.algorithm.catch_up import Snapshot
 from qafel.algorithm.methods.mcm import MemoryDifference
 from qafel.errors import Drifted, DuplicateUpload, HiddenStateError, MissedBroadcast, WrongCodec, WrongKind
-from qafel.quantizers import quantizer
 from tests.plans import Recorder
 from tests.uploads import receive
 
@@ -225,7 +224,7 @@ def test_a_damaged_snapshot_is_refused():
 
 
 def test_a_client_that_missed_much_starts_from_an_inexact_snapshot_and_holds_nothing_after_it():
-    algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.1", catch_up=Snapshot(quantizer("qsgd:4")))
+    algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.1", catch_up=Snapshot("qsgd:4"))
     server, first, broadcasts = stepped(20, algorithm)
     client = Client(1, first, algorithm, SEED)
     plan, (snapshot,) = planned(server, 0)
@@ -254,7 +253,7 @@ def test_a_client_that_missed_much_starts_from_an_inexact_snapshot_and_holds_not
 
 
 def test_a_client_that_starts_often_from_copies_fetches_the_hidden_state_before_long():
-    algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.01", catch_up=Snapshot(quantizer("qsgd:4")))
+    algorithm = make_algorithm(buffer_size=1, server_quantizer="top_k:0.01", catch_up=Snapshot("qsgd:4"))
     server = recorded(algorithm)
     feeder = Client(9, server.hidden_state, algorithm, SEED)
     held, paid, means = Held(), 0, []
@@ -272,14 +271,14 @@ def test_a_client_that_starts_often_from_copies_fetches_the_hidden_state_before_
 
 
 def test_an_inexact_snapshot_that_is_damaged_or_longer_than_the_hidden_state_is_not_taken():
-    server, _, _ = stepped(3, make_algorithm(buffer_size=1, catch_up=Snapshot(quantizer("qsgd:4"))))
+    server, _, _ = stepped(3, make_algorithm(buffer_size=1, catch_up=Snapshot("qsgd:4")))
     message = Message.from_bytes(server.quantized())
     forged = message._replace(digest=message.digest + 1)
     with pytest.raises(HiddenStateError, match="does not match its digest"):
         HiddenState.from_snapshot(forged, SIZE, server.algorithm)
     with pytest.raises(WrongCodec, match="the receiver reads"):
         HiddenState.from_snapshot(message, SIZE, make_algorithm())
-    longer = make_algorithm(buffer_size=1, catch_up=Snapshot(quantizer("top_k:1.0")))
+    longer = make_algorithm(buffer_size=1, catch_up=Snapshot("top_k:1.0"))
     server, _, _ = stepped(3, longer, capacity=0)
     plan, messages = planned(server, None)
     assert len(server.quantized()) >= server.hidden_state.snapshot_bytes == plan.download_bytes

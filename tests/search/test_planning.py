@@ -8,6 +8,7 @@ import pytest
 
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
+from qafel.params import Layout
 from qafel.runs.reading import Run
 from qafel.search.planning import (
     FINALISTS,

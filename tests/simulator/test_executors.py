@@ -18,7 +18,6 @@ import pytest
 from qafel.algorithm import ClientRule, HiddenState, Kept, method
 from qafel.algorithm.catch_up import Snapshot
 from qafel.errors import ConfigError, WorkerLost
-from qafel.quantizers import quantizer
 from qafel.rng import Stream
 from qafel.runs.live import sha256
 from qafel.simulator import Limits, Network, Rounds, Timing, simulate
@@ -70,7 +69,7 @@ def test_workers_are_handed_the_inexact_snapshots_that_clients_start_from(execut
     task = Quadratic(30, 400)
     inexact = method(
         *("qafel",), server_lr=0.5, client_lr=0.1, local_steps=3, buffer_size=20, client_quantizer="qsgd:4",
-        server_quantizer="top_k:0.02", catch_up=Snapshot(quantizer("qsgd:8")),
+        server_quantizer="top_k:0.02", catch_up=Snapshot("qsgd:8"),
     )  # fmt: skip
     simulation = Simulation(task, inexact, TIMING, 0)
     simulation.begin()
@@ -109,8 +108,8 @@ class ReadsStart(ClientRule):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"downlink": "memory"}, {"catch_up": Snapshot(quantizer("qsgd:4"))}],
-    ids=lambda it: next(iter(it)),
+    [{"downlink": "memory"}, {"catch_up": Snapshot("qsgd:4")}, {"catch_up": "link"}],
+    ids=["memory", "snapshot", "link"],
 )
 @pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_client_rule_reads_the_same_start_on_every_executor(executor, settings):

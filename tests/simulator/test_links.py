@@ -8,8 +8,14 @@ import pytest
 
 from qafel.algorithm import Client, HiddenState, method
 from qafel.simulator import Simulation, Timing
+from qafel.tasks import Mushrooms
 
 SEED = 4
+
+
+@pytest.fixture(scope="module")
+def mushrooms() -> Any:
+    return Mushrooms(12)
 
 
 @pytest.mark.parametrize("catch_up", ["link", "auto"])

@@ -12,7 +12,6 @@ import pytest
 from qafel.algorithm import Client, HiddenState, Kind, Made, Means, Message, method
 from qafel.algorithm.catch_up import Exact, PerStart, Snapshot
 from qafel.algorithm.methods.mcm import MemoryDifference
-from qafel.quantizers import quantizer
 from qafel.simulator import AlwaysTraining, ConstantRate, Network, Rounds, Simulation, Timing
 from qafel.simulator.executors.jobs import Inline, Job, Trainer
 from qafel.simulator.timing import Links
@@ -156,16 +155,16 @@ def test_each_start_downloads_a_message_of_its_own(mushrooms: Mushrooms) -> None
 QUANTIZED = {
     "followed in the end": (
         ALWAYS,
-        compose(server_quantizer="top_k:0.01", catch_up=Snapshot(quantizer("qsgd:8"))),
+        compose(server_quantizer="top_k:0.01", catch_up=Snapshot("qsgd:8")),
         True,
     ),
     "never followed": (
         ALWAYS,
-        compose(server_quantizer="qsgd:4", catch_up=Snapshot(quantizer("trellis:3"))),
+        compose(server_quantizer="qsgd:4", catch_up=Snapshot("trellis:3")),
         False,
     ),
-    "arrivals": (ASKED, compose(server_quantizer="qsgd:2", catch_up=Snapshot(quantizer("qsgd:8"))), True),
-    "rounds": (Rounds(timeout=2.0), compose("fedavg", catch_up=Snapshot(quantizer("qsgd:4"))), False),
+    "arrivals": (ASKED, compose(server_quantizer="qsgd:2", catch_up=Snapshot("qsgd:8")), True),
+    "rounds": (Rounds(timeout=2.0), compose("fedavg", catch_up=Snapshot("qsgd:4")), False),
 }
 
 

@@ -10,7 +10,6 @@ from qafel.algorithm import ClientRule, HiddenState, Needs, method
 from qafel.algorithm.catch_up import Snapshot
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import ConfigError, Stalled
-from qafel.quantizers import quantizer
 from qafel.rng import Stream
 from qafel.simulator import (
     Constant,
@@ -151,11 +150,11 @@ def test_bytes_are_those_of_the_messages(mushrooms):
 def test_an_exact_snapshot_is_what_no_quantizer_and_the_identity_give(mushrooms):
     one, other = (
         steps(mushrooms, 20, **FOUR_BITS),
-        steps(mushrooms, 20, **FOUR_BITS, catch_up=Snapshot(quantizer("none"))),
+        steps(mushrooms, 20, **FOUR_BITS, catch_up=Snapshot("none")),
     )
     assert one.server.model.tobytes() == other.server.model.tobytes()
     assert one.traffic == other.traffic
-    inexact = steps(mushrooms, 20, **FOUR_BITS, catch_up=Snapshot(quantizer("qsgd:4")))
+    inexact = steps(mushrooms, 20, **FOUR_BITS, catch_up=Snapshot("qsgd:4"))
     assert inexact.server.model.tobytes() != one.server.model.tobytes()
     assert inexact.traffic.received_bytes < one.traffic.received_bytes / 2
 
@@ -166,7 +165,7 @@ def test_a_client_that_starts_often_pays_at_most_twice_what_it_pays_without_inex
     settings = {"buffer_size": 1, "server_quantizer": "top_k:0.01"}
     for count in (2, 5, 20, 100):
         without = steps(task, count, **settings).traffic.received_bytes
-        found = steps(task, count, **settings, catch_up=Snapshot(quantizer("qsgd:8")))
+        found = steps(task, count, **settings, catch_up=Snapshot("qsgd:8"))
         assert found.traffic.received_bytes <= 2 * without
     assert found.fleet.held[0].exact, "it follows in the end"
 

@@ -94,7 +94,7 @@ def fitness(quantizer: Quantizer, size: int, role: Role, rate: float = 1.0) -> l
     if role == "link" and not (quantizer.unbiased(size) and quantizer.omega(size) < 1):
         return [
             f"link quantizer {quantizer.spec!r} is biased or has ω ≥ 1 at {size} coordinates{found}: start points may "
-            "diverge from the hidden state; use more bits, such as trellis:1"
+            "diverge from the hidden state; use an unbiased one with more bits, such as trellis:2"
         ]
     if role == "server" and quantizer.delta(size) <= 0:
         return [

@@ -210,7 +210,7 @@ def _restore_links(table: Rows | None, simulation: Simulation) -> None:
             raise DataError("the method keeps no start points")
         return
     _require_points(table := table if table is not None else Rows(), simulation)
-    if not clients <= set(table) or any(client >= simulation.task.clients for client in table):
+    if not clients <= set(table) or not all(0 <= client < simulation.task.clients for client in table):
         raise DataError("the start points do not fit the clients")
     for client, row in table.items():
         simulation.links.memory[client] = Link(row, HiddenState.of(row).digest)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qafel.algorithm import Held, Means, Offer, Plan
-from qafel.algorithm.catch_up import Exact, Quantized
+from qafel.algorithm.catch_up import Exact, Snapshot
 from qafel.config import Config
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient, open_client
@@ -95,8 +95,8 @@ def test_a_client_that_comes_and_goes_downloads_what_was_planned(
         means.add(plans[0].means if plans else Means.NOTHING)
         assert received == [planned], "what it had received when it began to train is what was planned"
 
-    gaps = OFTEN if kind is Quantized else GAPS
-    settings = replace(SETTINGS, snapshot_every=1) if kind is Quantized else SETTINGS
+    gaps = OFTEN if kind is Snapshot else GAPS
+    settings = replace(SETTINGS, snapshot_every=1) if kind is Snapshot else SETTINGS
 
     async def check() -> None:
         async with serving(tmp_path / "run", access, config, settings) as server:
@@ -111,7 +111,7 @@ def test_a_client_that_comes_and_goes_downloads_what_was_planned(
 
     asyncio.run(check())
     assert means >= {Means.WHOLE, Means.BROADCASTS}
-    assert (Means.QUANTIZED in means) == (kind is Quantized)
+    assert (Means.QUANTIZED in means) == (kind is Snapshot)
     assert check_recorded(tmp_path / "run" / "state", config, {}) == sum(gaps) + len(gaps)
 
 
@@ -186,13 +186,13 @@ def test_a_client_that_starts_often_pays_for_x_once_and_follows(tmp_path: Path, 
 
 def test_both_kinds_of_catch_up_are_provided(tmp_path: Path, access: Access) -> None:
     async def check() -> None:
-        for name, kind in (("differences", Exact), ("quantized copies", Quantized)):
+        for name, kind in (("differences", Exact), ("quantized copies", Snapshot)):
             config = _config(ALGORITHMS[name])
             async with serving(tmp_path / name, access, config, ServerSettings(run=name.split()[0])) as server:
                 await until(lambda s=server: s._session_id)
                 assert isinstance(server.ledger.server.algorithm.catch_up, kind)
                 async with session(access, "test") as broker:
                     found = await broker.object(f"{name.split()[0]}/copy", 10**6)
-                assert (found is not None) == (kind is Quantized)
+                assert (found is not None) == (kind is Snapshot)
 
     asyncio.run(check())

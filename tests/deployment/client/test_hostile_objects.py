@@ -25,7 +25,8 @@ COPIES = Config.from_dict(
         **CONFIG,
         "task": {"name": "mushrooms", "clients": 8},
         "algorithm": {
-            **CONFIG["algorithm"], "buffer_size": 1, "server_quantizer": "sign", "catch_up": {"name": "snapshot", "quantizer": "qsgd:8"},
+            **CONFIG["algorithm"], "buffer_size": 1, "server_quantizer": "sign",
+            "catch_up": {"name": "snapshot", "quantizer": "qsgd:8"},
         },
     }
 )  # fmt: skip
