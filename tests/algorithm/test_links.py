@@ -63,8 +63,7 @@ def test_both_ends_hold_the_same_point_which_stays_near_the_model(makes_initial:
         assert not client.hidden_state.exact
         if version > 5:
             assert distance(client, version) < 0.8
-    assert len(set(sizes[1:])) == 1
-    assert sizes[1] < 0.6 * sizes[0]
+    assert max(sizes[1:]) < 0.6 * sizes[0]
 
 
 def test_a_lost_reply_costs_nothing_but_its_bytes() -> None:
@@ -96,14 +95,14 @@ def test_a_lost_memory_an_old_copy_of_it_and_a_lost_folder_each_cost_one_longer_
         links.memory = dict(memory)
         message = ask(links, client, 5)
         assert Message.from_bytes(message).sender == target(0).digest
-        assert len(message) > usual
+        assert len(message) > 1.5 * usual
         client.receive(message)
         message = ask(links, client, 6)
-        assert len(message) == usual
+        assert len(message) < 1.05 * usual
         client.receive(message)
     client = new_client()
     client.receive(ask(links, client, 7))
-    assert len(ask(links, client, 8)) == usual
+    assert len(ask(links, client, 8)) < 1.05 * usual
 
 
 def test_two_processes_with_one_number_never_start_from_a_wrong_point() -> None:
