@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from qafel.deployment.transport import cancel_and_wait
+
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, *, look_s: float = 0.05) -> Any:
     """Look again and again. Time in which this process itself stands still does not count."""
@@ -155,8 +157,8 @@ class Line:
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            await asyncio.wait(tasks, timeout=2) if tasks else None
+            await cancel_and_wait(asyncio.all_tasks() - {asyncio.current_task()})
+            await asyncio.sleep(0)  # transports close in the next round
 
         asyncio.run_coroutine_threadsafe(shut(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)

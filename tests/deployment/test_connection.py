@@ -388,9 +388,9 @@ def test_no_word_is_said_to_a_broker_that_offers_no_tls(tmp_path: Path) -> None:
     heard, over = [], asyncio.Event()
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(info)
-        heard.append(await reader.read(1000))
-        writer.close()
+        with contextlib.closing(writer):
+            writer.write(info)
+            heard.append(await reader.read(1000))
         over.set()
 
     async def check() -> None:
@@ -433,8 +433,10 @@ def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgr
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         relayed.append(asyncio.current_task())  # type: ignore[arg-type]
-        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pass_on(reader, other_writer), pass_on(other_reader, writer))
+        with contextlib.closing(writer):
+            other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.closing(other_writer):
+                await asyncio.gather(pass_on(reader, other_writer), pass_on(other_reader, writer))
 
     async def check() -> None:
         async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:

@@ -62,7 +62,9 @@ logfile_max_num: 4
 """A part of nats-server.conf that limits the log to 64 MB."""
 _WATCH: Final = 'read _; kill "$0"'  # the pipe closes when its owner ends
 _YEARS: Final = 5
-_BETWEEN_RELOADS_S: Final = 0.5  # nats-server connects the imports of a new account at its second reload only
+_RELOADS: Final = 2  # nats-server connects the imports of a new account at its second reload only
+_RELOADED: Final = b"Reloaded server configuration"
+_RELOAD_S: Final = 10.0
 _READ: Final = "$JS.API.DIRECT.GET"
 MOST_CONNECTIONS: Final = 8
 """Connections per key. A client needs one; broken ones stay until the broker's pings time out."""
@@ -232,12 +234,23 @@ class BrokerFolder:
             process = int((self.path / "nats-server.pid").read_text(encoding="ascii"))
             if not _is_broker(process, self.path):
                 return False
-            os.kill(process, signal.SIGHUP)
-            time.sleep(_BETWEEN_RELOADS_S)
-            os.kill(process, signal.SIGHUP)
+            for _ in range(_RELOADS):
+                self._reload_once(process)
         except (OSError, ValueError):
             return False
         return True
+
+    def _reload_once(self, process: int) -> None:
+        """Ask for a reload, and wait until the broker logs it: two signals in quick succession count as one."""
+        log_file, deadline = self.path / _LOG, time.monotonic() + _RELOAD_S
+        before = log_file.stat().st_size
+        os.kill(process, signal.SIGHUP)
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            with log_file.open("rb") as log:
+                log.seek(before if log_file.stat().st_size >= before else 0)  # a full log starts from the beginning
+                if _RELOADED in log.read():
+                    return
 
     def _bundle(self, name: str, secrets: dict[str, str], client: int | None = None) -> str:
         folder, seed = self.path / name, new_seed()

@@ -190,6 +190,8 @@ class Connection(nats.aio.client.Client):
         await cancel_and_wait(tasks)
         if (transport := getattr(self, "_transport", None)) is not None:
             transport.close()
+            if (writer := getattr(transport, "_io_writer", None)) is not None:
+                writer.transport.abort()  # else unsent bytes keep it open
 
     def _own_tasks(self) -> list[asyncio.Task[Any]]:
         """The tasks of nats-py that read, ping, write and call back."""
