@@ -21,7 +21,7 @@ from tests.quantizers.oracle import MASK64, Keys, hash_pair, mix64, round_keys, 
 
 Shapes = Sequence[tuple[int, ...]]
 
-NONE, QSGD, TOP_K, RAND_K, AFFINE, SIGN, DITHERED, SCALED, ROTATED, TRELLIS = 1, 2, 3, 4, 5, 6, 7, 9, 10, 12
+NONE, QSGD, TOP_K, RAND_K, AFFINE, SIGN, DITHERED, SCALED, ROTATED, TRELLIS, LAYERS = 1, 2, 3, 4, 5, 6, 7, 9, 10, 12, 13
 LARGEST = np.finfo(np.float32).max
 TABLES = Path(__file__).parents[2] / "src" / "qafel" / "quantizers" / "kernels" / "tables.json"
 LEVELS = {
@@ -46,6 +46,8 @@ def decode(codec: bytes, payload: bytes, size: int, shapes: Shapes | None = None
         payload = decompressed(codec[:1] + b"\0" + codec[2:], payload, size, shapes)
     if name == SCALED:
         result = decode(inner, payload, size)
+    elif name == LAYERS:
+        result = layers(inner, payload, size, shapes)
     elif name in {TOP_K, RAND_K}:
         indices, values = kept(codec, payload, size)
         result = np.zeros(size, np.float32)
@@ -337,6 +339,30 @@ def rotated_back(
         with np.errstate(over="ignore"):
             rest = clipped(x.ravel()[overlap : size - start] * np.float32(2.0**power))
         result[start + overlap : start + overlap + rest.size] = rest
+    return result
+
+
+def layers(inner: bytes, payload: bytes, size: int, shapes: Shapes | None) -> np.ndarray:
+    """Put the pieces of a sorted vector in their places. The first bytes are their ranks."""
+    rate = inner[2] if inner[0] == ROTATED else float(str(np.frombuffer(inner[2:6], "<f4")[0]))
+    most = max(1, int(rate * size / 416))
+    tensors = [math.prod(shape) for shape in shapes or [(size,)]]
+    if len(tensors) > most:
+        tensors = [size]
+    length = 1 + size // most
+    while sum(max(1, count // length) for count in tensors) > most:
+        length += 1 + length // 8
+    edges = [0]
+    for count in tensors:
+        parts, start = max(1, count // length), edges[-1]
+        edges += [
+            start + count * (i + 1) // parts for i in range(parts) if count * (i + 1) // parts > count * i // parts
+        ]
+    ranks, at = payload[: len(edges) - 1], 0
+    values, result = decode(inner, payload[len(ranks) :], size), np.empty(size, np.float32)
+    for piece in sorted(range(len(ranks)), key=lambda number: ranks[number]):
+        begin, end = edges[piece : piece + 2]
+        result[begin:end], at = values[at : at + end - begin], at + end - begin
     return result
 
 

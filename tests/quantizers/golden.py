@@ -29,6 +29,8 @@ from tests.quantizers.specs import SPECS
 FILE = Path(__file__).with_name("golden.jsonl")
 WEIGHT = 0.3
 LAYOUT = Layout.of({"a": (5, 7), "b": (7,), "c": (3, 2, 4), "d": (1,)})
+TENSORS = Layout.of({"a": (40, 30), "b": (40,), "c": (3, 5, 64), "empty": (0, 3), "d": (1,)})
+LAYOUTS = {layout.size: layout for layout in (LAYOUT, TENSORS)}
 STREAM = Stream((0x0123456789ABCDEF, 0xFEDCBA9876543210))
 
 
@@ -45,8 +47,8 @@ class Golden(NamedTuple):
 
     @property
     def layout(self) -> Layout | None:
-        """Frames over the layout's parameters are made with it."""
-        return LAYOUT if self.size == LAYOUT.size else None
+        """Frames over a layout's parameters are made with it."""
+        return LAYOUTS.get(self.size)
 
     @property
     def shapes(self) -> list[tuple[int, ...]] | None:
@@ -87,6 +89,9 @@ def cases() -> Iterator[tuple[str, str, int]]:
         yield "trellis:3,states=32", "mixed", size
     for spec in ("affine:4", "affine:3+zstd", "top_k:0.3,values=sign", "rand_k:0.3,values=rotated:2"):
         yield spec, "mixed", LAYOUT.size
+    for spec in (spec for spec in SPECS if spec.startswith("layers")):
+        yield spec, "mixed", 4500
+        yield spec, "mixed", TENSORS.size
 
 
 def applied(quantizer: Quantizer, payload: bytes, size: int, weight: float) -> Vector:
@@ -96,8 +101,7 @@ def applied(quantizer: Quantizer, payload: bytes, size: int, weight: float) -> V
 
 
 def make(spec: str, values: str, size: int) -> Golden:
-    layout = LAYOUT if size == LAYOUT.size else None
-    quantizer = parse(spec, layout)
+    quantizer = parse(spec, LAYOUTS.get(size))
     payload = bytes(quantizer.encode(vector(values, size), STREAM))
     following = HiddenState.of(applied(quantizer, payload, size, 1.0), 1)
     frame = Message(Kind.BROADCAST, quantizer.codec, size, 0, payload, digest=following.digest).to_bytes()

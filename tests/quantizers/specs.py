@@ -60,11 +60,15 @@ SPECS = (
     "scaled:dithered:2",
     "scaled:rotated:2",
     "scaled:none",
+    "layers:trellis:2",
+    "layers:trellis:0.5,scale=least",
+    "layers:rotated:3",
 )
 
 QUICK = {
     "none", "qsgd:4", "qsgd:4+zstd", "sign", "dithered:4", "rotated:4", "trellis:2.5,states=32", "affine:4",
     "top_k:0.1,values=qsgd:4", "rand_k:0.1", "scaled:qsgd:4",
+    "layers:trellis:2",
 }  # fmt: skip
 """One of each family."""
 

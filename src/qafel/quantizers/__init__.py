@@ -8,7 +8,7 @@ rotated     a random rotation, then the best levels for a Gaussian: the quality 
 trellis     the same rotation, then the best path through a trellis: the fewest bytes
 affine      float32 coordinates; min-max per tensor
 sparse      top_k, the largest coordinates; rand_k, random ones
-wrappers    around another quantizer: scaled, compressed
+wrappers    around another quantizer: scaled, compressed, sorted by magnitude
 custom      a user's object with encode and decode as a quantizer
 measure     a quantizer's error on data, and its fitness for a role
 kernels     compiled loops
@@ -25,7 +25,7 @@ from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sparse import RandK, TopK
 from qafel.quantizers.spec import from_codec, parse
 from qafel.quantizers.trellis import Trellis
-from qafel.quantizers.wrappers import Scaled, Zstd
+from qafel.quantizers.wrappers import Layers, Scaled, Zstd
 
 __all__ = [
     "CODEC_BYTES",
@@ -34,6 +34,7 @@ __all__ = [
     "Custom",
     "Dithered",
     "Identity",
+    "Layers",
     "MeasuredError",
     "Payload",
     "Qsgd",

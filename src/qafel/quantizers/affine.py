@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, TypeAlias, final
 
 import numpy as np
 
-from qafel.errors import MalformedPayload, SpecError, WrongCodec
+from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
 from qafel.quantizers.family import (
@@ -26,6 +26,8 @@ from qafel.quantizers.family import (
     as_payload,
     as_vector,
     check_size,
+    fingerprint,
+    layout_of,
 )
 from qafel.quantizers.kernels import ASSIGN, packed_bytes
 from qafel.quantizers.protocol import Payload, Quantizer, pack_codec
@@ -115,15 +117,11 @@ class Affine(FixedRate):
 
     @property
     def codec(self) -> bytes:
-        return pack_codec(self.CODEC_ID, bytes([self.bits]) + (self.layout.fingerprint if self.layout else b""))
+        return pack_codec(self.CODEC_ID, bytes([self.bits]) + fingerprint(self.layout))
 
     @classmethod
     def from_fields(cls, fields: bytes, inner: Quantizer | None, layout: Layout | None) -> Affine:
-        if not any(fields[1:5]):
-            return Affine(fields[0])
-        if layout is None or layout.fingerprint != fields[1:5]:
-            raise WrongCodec("the affine codec belongs to another model: its tensors have other shapes")
-        return Affine(fields[0], layout)
+        return Affine(fields[0], layout_of(fields[1:5], layout))
 
     def for_layout(self, layout: Layout) -> Affine:
         return Affine(self.bits, layout)

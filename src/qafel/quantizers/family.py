@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qafel.errors import MalformedPayload, NonFiniteVector, SpecError
+from qafel.errors import MalformedPayload, NonFiniteVector, SpecError, WrongCodec
 from qafel.params import Layout, Vector
 from qafel.quantizers import kernels
 from qafel.quantizers.kernels import ADD, ASSIGN, OK, SEED_BYTES
@@ -219,6 +219,20 @@ def as_payload(written: Bytes) -> Payload:
     New memory arrives page by page, so at 25 million coordinates a copy takes longer than quantizing.
     """
     return written.tobytes() if written.size < _LARGE else written.data.toreadonly()
+
+
+def fingerprint(layout: Layout | None) -> bytes:
+    """The four bytes in a codec that name the layout; empty without one."""
+    return layout.fingerprint if layout else b""
+
+
+def layout_of(named: bytes, layout: Layout | None) -> Layout | None:
+    """The layout that a codec names with four bytes, zeros for none: `layout`, or an error."""
+    if not any(named):
+        return None
+    if layout is None or layout.fingerprint != named:
+        raise WrongCodec("the codec belongs to another model: its tensors have other shapes")
+    return layout
 
 
 def as_sent(number: float) -> float:

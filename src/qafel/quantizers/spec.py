@@ -8,6 +8,7 @@ A spec is name[:first][,key=value]…[+zstd]:
     trellis:0.5,states=32                half a bit a coordinate
     top_k:0.5,round=down                 56 of 113 coordinates instead of 57
     scaled:qsgd:4
+    layers:trellis:2                     tensors of different magnitudes kept apart
 
 A family owns its name, the number of its codec and its arguments. To add one, write a file and add it to `_ALL`.
 """
@@ -27,12 +28,12 @@ from qafel.quantizers.protocol import CODEC_BYTES, Quantizer
 from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sparse import RandK, TopK
 from qafel.quantizers.trellis import Trellis
-from qafel.quantizers.wrappers import Scaled, Zstd
+from qafel.quantizers.wrappers import Layers, Scaled, Zstd
 from qafel.text import did_you_mean
 
 _ZSTD: Final = "+zstd"
 _ALL: Final[tuple[type[Family], ...]] = (
-    Identity, Qsgd, TopK, RandK, Affine, Sign, Dithered, Rotated, Trellis, Scaled,
+    Identity, Qsgd, TopK, RandK, Affine, Sign, Dithered, Rotated, Trellis, Scaled, Layers,
 )  # fmt: skip
 _BY_NAME: Final = {family.NAME: family for family in _ALL}
 _BY_ID: Final = {family.CODEC_ID: family for family in _ALL}
@@ -43,7 +44,7 @@ FAMILIES: Final = tuple(sorted(_BY_NAME))
 def parse(spec: str, layout: Layout | None = None) -> Quantizer:
     """The quantizer that a text spec such as "qsgd:4" describes. A process parses each text once.
 
-    `layout` gives the shapes of the model's tensors. Only `affine` uses it; without one it sees a single tensor.
+    `layout` gives the shapes of the model's tensors, for `affine` and `layers`. Without one they see a single tensor.
     """
     quantizer = _read(spec)
     if layout is None or not hasattr(quantizer, "for_layout"):
@@ -119,6 +120,6 @@ def _from_fields(codec: bytes, layout: Layout | None) -> Quantizer:
         return _compressed(_from_fields(protocol.with_flags(codec, flags & ~protocol.ZSTD_FLAG), layout))
     if codec_id == protocol.CUSTOM:
         raise WrongCodec("a custom quantizer made this message; only the same quantizer can read it")
-    if codec_id not in _BY_ID or (codec_id == Scaled.CODEC_ID and not inner):
+    if codec_id not in _BY_ID or (codec_id in {Scaled.CODEC_ID, Layers.CODEC_ID} and not inner):
         raise WrongCodec(f"unknown codec {codec_id}; this version knows up to {max(_BY_ID)}; is the sender newer?")
     return _BY_ID[codec_id].from_fields(fields, _from_fields(inner, layout) if inner else None, layout)

@@ -1,18 +1,31 @@
-"""Wrappers of another quantizer: `+zstd` compresses its payload, `scaled:` makes it a contraction for the server."""
+"""Wrappers of another quantizer.
+
+`+zstd` compresses its payload, `scaled:` makes it a contraction for the server, `layers:` keeps tensors apart.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from functools import lru_cache
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qafel.errors import MalformedPayload, SpecError
 from qafel.params import Layout, Vector
-from qafel.quantizers.family import FixedRate, Scalable
+from qafel.quantizers import kernels
+from qafel.quantizers.family import Family, FixedRate, Scalable, as_finite_vector, check_size, fingerprint, layout_of
+from qafel.quantizers.kernels import ADD
 from qafel.quantizers.protocol import ZSTD_FLAG, Payload, Quantizer, pack_codec, with_flags
+from qafel.quantizers.rotated import Rotated
 from qafel.quantizers.sparse import PLAIN, RandK
+from qafel.quantizers.trellis import Trellis
 from qafel.rng import Stream
 
 _LEVEL = 1
+_PIECE: Final = 416  # bits of the inner payload for each piece, which takes one byte more
 _MANY = 1 << 20  # coordinates; too many for any quantizer to be exact by chance
 
 
@@ -151,3 +164,104 @@ class Scaled(FixedRate):
 
     def delta(self, size: int) -> float:
         return 1.0 / (1.0 + self.inner.omega(size))
+
+
+@lru_cache(64)
+def _pieces(layout: Layout | None, size: int, most: int) -> NDArray[np.int64]:
+    """Begin, length and length of at most `most` pieces of a vector, as equal as possible.
+
+    No piece crosses the edge of a tensor, unless there are more than `most` tensors.
+    """
+    counts = [size] if layout is None else [math.prod(shape) for _, shape in layout.tensors]
+    if sum(counts) != check_size(size):
+        raise ValueError(f"layers expects the {sum(counts)} parameters of its layout, found {size}")
+    if len(counts) > most:
+        counts = [size]
+    length = 1 + size // most
+    while sum(max(1, count // length) for count in counts) > most:
+        length += 1 + length // 8
+    parts = [max(1, count // length) for count in counts]
+    lengths = [count * (i + 1) // n - count * i // n for count, n in zip(counts, parts, strict=True) for i in range(n)]
+    found = np.array([length for length in lengths if length], np.int64)
+    return np.stack([np.cumsum(found) - found, found, found], axis=1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layers(Family):
+    """Sort the pieces of all tensors by their magnitude, and quantize the sorted vector.
+
+    `rotated` and `trellis` mix windows of 4096 coordinates, so in each of them the largest tensor decides the error of
+    all. After sorting, a window holds coordinates of similar magnitude. Sorting changes no norm, so ω, δ and bias are
+    those of the inner quantizer. Costs at most 2 % more bytes: one for each piece.
+    """
+
+    NAME: ClassVar[str] = "layers"
+    CODEC_ID: ClassVar[int] = 13
+    ARGUMENTS: ClassVar[dict[str, Any]] = {"inner": Quantizer}
+
+    inner: Rotated | Trellis
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Rotated | Trellis):
+            raise SpecError(f"layers takes rotated or trellis, such as trellis:2, found {self.inner.spec!r}")
+
+    @classmethod
+    def from_fields(cls, fields: bytes, inner: Any, layout: Layout | None) -> Layers:
+        return Layers(inner, layout_of(fields[:4], layout))
+
+    def for_layout(self, layout: Layout) -> Layers:
+        return Layers(self.inner, layout)
+
+    @property
+    def spec(self) -> str:
+        return f"layers:{self.inner.spec}"
+
+    @property
+    def codec(self) -> bytes:
+        return pack_codec(self.CODEC_ID, fingerprint(self.layout), self.inner.codec)
+
+    def _rows(self, size: int) -> NDArray[np.int64]:
+        bits = self.inner.rate if isinstance(self.inner, Trellis) else self.inner.bits
+        return _pieces(self.layout, size, max(1, int(bits * size / _PIECE)))
+
+    def encode(self, vector: Vector, stream: Stream) -> bytes:
+        vector = as_finite_vector(vector)
+        rows = self._rows(vector.size)
+        sigmas = np.empty(len(rows))
+        kernels.windows.deviations(vector, rows, sigmas)
+        with np.errstate(over="ignore"):
+            quarters = sigmas.astype(np.float32).view(np.int32) >> 21  # of an octave, from the bits
+        ranks = np.maximum(255 - quarters.max(initial=0) + quarters, 0).astype(np.uint8)
+        return bytes(ranks) + bytes(self.inner.encode(_sorted(vector, rows, ranks), stream))
+
+    def _apply(self, target: Vector, payload: Payload, mode: int, weight: float) -> None:
+        rows, view = self._rows(target.size), memoryview(payload)
+        if len(view) < len(rows):
+            raise MalformedPayload(f"expected a byte for each of {len(rows)} pieces, found {len(view)} bytes")
+        ranks = np.frombuffer(view[: len(rows)], np.uint8)
+        part = _sorted(target, rows, ranks) if mode == ADD else np.empty_like(target)
+        self.inner._apply(part, view[len(rows) :], mode, weight)
+        at = 0
+        for begin, length, _ in rows[np.argsort(ranks, kind="stable")].tolist():
+            target[begin : begin + length] = part[at : at + length]
+            at += length
+
+    def max_payload_bytes(self, size: int) -> int:
+        return len(self._rows(size)) + self.inner.max_payload_bytes(size)
+
+    def unbiased(self, size: int) -> bool:
+        return self.inner.unbiased(size)
+
+    def omega(self, size: int) -> float:
+        return self.inner.omega(size)
+
+
+def _sorted(vector: Vector, rows: NDArray[np.int64], ranks: NDArray[np.uint8]) -> Vector:
+    """The pieces in the order of their ranks, the smallest magnitudes first.
+
+    The last window of `trellis` overlaps its neighbour. So it must not hold the smallest.
+    """
+    spans = rows[np.argsort(ranks, kind="stable")].tolist()
+    return np.concatenate([vector[:0], *(vector[begin : begin + length] for begin, length, _ in spans)])
