@@ -8,7 +8,7 @@ display      tables, and panels that several figures share
 published    the published configurations, composed from recipes and settings
 store        finished runs, also as files of a few kB
 entry        an entry: its runs, claims and verdicts
-convex, rate, pareto, pareto_cifar10, neural, bits, methods    the entries
+convex, rate, pareto, pareto_cifar10, downlink, neural, bits, methods    the entries
 outputs      the files of an entry
 document     docs/reproduction.md and docs/reproduction-details.md
 """

@@ -110,7 +110,7 @@ class EntryRuns:
         kept = tuple(pair for group in groups for pair in group.pairs if pair[0].config.seed in common)
         return replace(groups[0], pairs=kept)
 
-    def paired(self, figure: Figure, others: EntryRuns) -> Paired:
+    def paired(self, figure: Callable[[Run], T], others: EntryRuns) -> list[tuple[T, T]]:
         """A figure of these runs and of `others` for each common seed; NotComparable if no seed is common."""
         seeds = EntryRuns.on_common_seeds(self, others).seeds
         ours, theirs = ({planned.config.seed: figure(run) for planned, run in it.pairs} for it in (self, others))
@@ -203,6 +203,11 @@ def _rows(run: Run, column: Quantity) -> Column:
 def traffic(run: Run) -> Column:
     """All bytes so far. A broadcast counts once."""
     return run.traffic
+
+
+def everything(run: Run) -> Column:
+    """All bytes so far, with the downloads of starting clients."""
+    return run.traffic + run.column("received_bytes_total")
 
 
 def if_comparable(value: Callable[[], T], otherwise: T) -> T:

@@ -14,10 +14,10 @@ import numpy as np
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.runs import Run, Spread, mean_curve
 from qafel.text import human_bytes, human_count, human_metric
-from reproduction.comparison import Column, EntryRuns, Figure, settled, to_target
+from reproduction.comparison import Column, EntryRuns, Figure, everything, settled, to_target
 
 Cell: TypeAlias = str | float | Spread
-Across: TypeAlias = Literal["steps", "uploads", "bytes", "time"]
+Across: TypeAlias = Literal["steps", "uploads", "bytes", "everything", "time"]
 Show: TypeAlias = Callable[[float], str]
 
 
@@ -111,6 +111,7 @@ ACROSS: Mapping[Across, tuple[str, Axis, Callable[[Run], Column]]] = {
     "steps": ("by server steps", Axis("server steps", unit="count"), lambda run: run.column("version")),
     "uploads": ("by uploads", Axis("uploads", unit="count"), lambda run: run.column("uploads")),
     "bytes": ("by bytes", Axis("bytes uploaded and broadcast", log=True, unit="B"), lambda run: run.traffic),
+    "everything": ("by all bytes", Axis("bytes with downloads", log=True, unit="B"), everything),
     "time": ("by virtual time", Axis("virtual time", log=True), lambda run: run.column("virtual_time")),
 }
 """The x axes of curves: the panel's title, the axis, and a run's values on it."""

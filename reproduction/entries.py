@@ -2,7 +2,7 @@
 
 from qafel.errors import ConfigError
 from qafel.text import did_you_mean
-from reproduction import bits, convex, methods, neural, pareto, pareto_cifar10, rate
+from reproduction import bits, convex, downlink, methods, neural, pareto, pareto_cifar10, rate
 from reproduction.entry import Entry
 
 ENTRIES: dict[str, Entry] = {
@@ -23,6 +23,8 @@ ENTRIES: dict[str, Entry] = {
         methods.TARGETS,
         pareto.ENTRY,
         pareto_cifar10.ENTRY,
+        downlink.ENTRY,
+        downlink.CONVEX_ENTRY,
     )
 }
 

@@ -23,8 +23,8 @@ from qafel.runs import History, Run
 from qafel.search import RunSpec, unfinished
 
 ALWAYS = ("version", "uploads", "virtual_time", "upload_bytes_total", "broadcast_bytes_total", "metric")
-COLUMNS = (*ALWAYS, "gradient_norm_squared")
-"""The columns that entries read. Not every run has the last one."""
+COLUMNS = (*ALWAYS, "gradient_norm_squared", "loss", "received_bytes_total")
+"""The columns that entries read. Not every run has the last three."""
 
 
 @final

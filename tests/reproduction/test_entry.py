@@ -30,6 +30,8 @@ ISSUED = (
     "methods",
     "targets",
     "pareto-cifar10",
+    "downlink-cifar10",
+    "downlink-mushrooms",
 )
 
 

@@ -1,0 +1,248 @@
+"""Additional: all bytes to the target with what starting clients download, on CIFAR-10 and on mushrooms."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from qafel.drawing.chart import Panel
+from qafel.runs import Run, Spread
+from qafel.search import RunSpec
+from qafel.text import human_bytes, human_count
+from reproduction.comparison import (
+    Column,
+    EntryRuns,
+    at_level,
+    everything,
+    met_target,
+    received,
+    target_ratio,
+    to_target,
+)
+from reproduction.display import Table, TableColumn, accuracy_panel, curve_panels
+from reproduction.entry import Change, Claim, Entry, Extent, Verdict, repeated
+from reproduction.neural import FEDBUFF
+from reproduction.statistics import Interval, jointly, power, ratio
+
+EXACT, CHOSEN = "exact", "link, 1 bit"
+FIVE_SEEDS = (FEDBUFF, CHOSEN)
+MOST_UPLOADS = 120_000
+
+WINDOW = 9
+"""The evaluations in a mean of the loss."""
+LEVEL = 0.01
+"""The suboptimality on mushrooms where bytes are counted."""
+
+
+def _starts(tag: str, catch_up: str, *settings: str) -> Change:
+    return Change(tag, (f"algorithm.catch_up={catch_up}", *settings))
+
+
+def _link(bits: float) -> str:
+    """Linked starts. A client's first one has one bit more."""
+    return f'{{ name = "link", quantizer = "trellis:{bits:g}", first = "trellis:{1 + bits:g}" }}'
+
+
+def _snapshot(quantizer: str) -> str:
+    return f'{{ name = "snapshot", quantizer = "{quantizer}" }}'
+
+
+_LIMIT = f"stop.uploads={MOST_UPLOADS}"
+
+STARTS = {
+    FEDBUFF: ("cifar10-fedbuff-c100", Change("loss", (_LIMIT,))),
+    EXACT: ("cifar10-qafel-c100-trellis", _starts("exact", '"exact"', _LIMIT)),
+    CHOSEN: ("cifar10-qafel-c100-trellis", _starts("link1", _link(1), _LIMIT)),
+    "link, 1.25 bits": ("cifar10-qafel-c100-trellis", _starts("link125", _link(1.25), _LIMIT)),
+    "link, 1.5 bits": ("cifar10-qafel-c100-trellis", _starts("link15", _link(1.5), _LIMIT)),
+    "snapshot, 2 bits": ("cifar10-qafel-c100-trellis", _starts("snapshot2", _snapshot("trellis:2"), _LIMIT)),
+    "snapshot, 3 bits": ("cifar10-qafel-c100-trellis", _starts("snapshot3", _snapshot("trellis:3"), _LIMIT)),
+}
+"""The configuration and change of each row. QAFeL has 0.75 bit up and 1 bit down. FedBuff's rows have the loss."""
+
+_RARE = ("task.clients=2000", 'timing.arrivals="constant"', "timing.concurrency=100")
+_SHORT = (*_RARE, "stop.server_steps=2000", "evaluation.every=10")
+
+CONVEX_STARTS = {
+    FEDBUFF: ("mushrooms-fedbuff", Change("rare", _SHORT)),
+    EXACT: ("mushrooms-qafel-4bit", Change("rare", _SHORT)),
+    **{
+        f"link, {bits} bits": (
+            "mushrooms-qafel-4bit",
+            _starts(
+                f"rare-link{bits}",
+                f'{{ name = "link", quantizer = "rotated:{bits}", first = "rotated:{1 + bits}" }}',
+                *_SHORT,
+            ),
+        )
+        for bits in (1, 2)
+    },
+    **{
+        f"snapshot, {bits} bits": (
+            "mushrooms-qafel-4bit",
+            _starts(f"rare-snapshot{bits}", _snapshot(f"rotated:{bits}"), *_SHORT),
+        )
+        for bits in (2, 4)
+    },
+}
+"""2,000 clients of which 100 train at a time, so that a client misses about 200 broadcasts between two starts."""
+
+
+def _plan(extent: Extent) -> list[RunSpec]:
+    return [
+        run
+        for method, (recipe, change) in STARTS.items()
+        for run in repeated(extent.more_seeds(2) if method in FIVE_SEEDS else extent, "cifar10", method, recipe, change)
+    ]
+
+
+def _convex_plan(extent: Extent) -> list[RunSpec]:
+    more = extent.more_seeds(2)
+    return [
+        run
+        for method, (recipe, change) in CONVEX_STARTS.items()
+        for run in repeated(more, "mushrooms", method, recipe, change)
+    ]
+
+
+def smoothed_loss(run: Run) -> Column:
+    """The loss as a mean over nine evaluations."""
+    return np.convolve(run.column("loss"), np.full(WINDOW, 1 / WINDOW), mode="valid")
+
+
+def uploads_at_loss(ours: Run, theirs: Run) -> float:
+    """Uploads over those of another run to equal smoothed losses: the geometric mean over the other's second half.
+
+    Levels that our run does not reach are left out.
+    """
+    half = WINDOW // 2
+    uploads, loss = ours.column("uploads")[half:-half], np.minimum.accumulate(smoothed_loss(ours))
+    levels = np.minimum.accumulate(smoothed_loss(theirs))
+    rows = np.flatnonzero((np.arange(len(levels)) >= len(levels) // 2) & (levels >= loss[-1]))
+    if not len(rows):
+        return math.nan
+    found = np.interp(-levels[rows], -loss, uploads)
+    return float(np.exp(np.log(found / theirs.column("uploads")[half:-half][rows]).mean()))
+
+
+def loss_ratio(ours: EntryRuns, theirs: EntryRuns) -> Interval:
+    """Uploads to equal smoothed losses, ours over theirs, with its interval over common seeds."""
+    return ratio([(uploads_at_loss(mine, other), 1.0) for mine, other in ours.paired(lambda run: run, theirs)])
+
+
+def _times_fewer(measured: EntryRuns, runs: EntryRuns) -> Spread:
+    return Spread.of(theirs / ours for ours, theirs in runs.paired(to_target(everything), measured.of(FEDBUFF)))
+
+
+def _table(measured: EntryRuns) -> Table:
+    fedbuff = measured.of(FEDBUFF)
+
+    def more(runs: EntryRuns) -> str:
+        return str(target_ratio("uploads", runs, fedbuff)) if all(map(met_target, runs.runs())) else "∞"
+
+    return Table.of(
+        "starts",
+        measured.by_method(),
+        TableColumn.spread("uploads to target", to_target("uploads"), human_count),
+        TableColumn("of FedBuff's", more),
+        TableColumn("of FedBuff's, equal loss", lambda runs: str(loss_ratio(runs, fedbuff))),
+        TableColumn.spread("uploaded", to_target("upload_bytes_total"), human_bytes),
+        TableColumn.spread("broadcast", to_target("broadcast_bytes_total"), human_bytes),
+        TableColumn.spread("received by starts", received("received_bytes_total"), human_bytes),
+        TableColumn.spread("all bytes", to_target(everything), human_bytes),
+        TableColumn("times fewer", partial(_times_fewer, measured), lambda value: f"{value:.1f}×"),
+    )
+
+
+def _panels(measured: EntryRuns) -> list[Panel]:
+    by_bytes = accuracy_panel(measured, "everything", "by all bytes", "everything")
+    return [by_bytes, accuracy_panel(measured, "uploads", "by uploads")]
+
+
+def _saves(measured: EntryRuns) -> Verdict:
+    ours, theirs = measured.of(CHOSEN), measured.of(FEDBUFF)
+    fewer, more = target_ratio(everything, ours, theirs).inverse, target_ratio("uploads", ours, theirs)
+    holds = jointly(((fewer, lambda it: it.at_least(25.0)), (more, lambda it: it.at_most(1.15))))
+    said = f"{fewer} times fewer bytes with {more} times the uploads; {power((fewer, more))}"
+    brief = f"{fewer.estimate:.0f} times fewer bytes, {more.estimate:.2f} times the uploads"
+    return Verdict.of(holds, said, brief)
+
+
+def _keeps_pace(measured: EntryRuns) -> Verdict:
+    found = loss_ratio(measured.of(CHOSEN), measured.of(FEDBUFF))
+    said = f"{found} times the uploads at equal smoothed loss; {power([found])}"
+    return Verdict.of(found.at_most(1.08), said, f"{found.estimate:.2f} times the uploads at equal loss")
+
+
+ENTRY = Entry(
+    "downlink-cifar10",
+    "CIFAR-10: all bytes to the target, by what starting clients download",
+    "not in the paper",
+    "1.5 h",
+    _plan,
+    _table,
+    _panels,
+    (
+        Claim(
+            "not in the paper",
+            "Linked starts of 1 bit: 25 times fewer bytes uploaded, broadcast and received, at most 1.15 times the "
+            "uploads",
+            _saves,
+            key=True,
+        ),
+        Claim(
+            "not in the paper",
+            "Linked starts of 1 bit: at most 1.08 times the uploads at equal smoothed loss",
+            _keeps_pace,
+            key=True,
+        ),
+    ),
+    lambda _: (
+        "All bytes: uploads, each broadcast once, and downloads of starting clients. Equal loss: the test loss as a "
+        "mean over nine evaluations, at the levels of the second half of FedBuff's run.",
+        "Seed 0 was seen with a prototype before the pair of quantizers was named.",
+    ),
+)
+
+
+def _to_level(quantity: str, run: Run) -> float:
+    values = everything(run) if quantity == "all" else run.column(quantity)
+    return at_level(run, LEVEL, values)
+
+
+def _convex_table(measured: EntryRuns) -> Table:
+    def fewer(runs: EntryRuns) -> Spread:
+        pairs = runs.paired(partial(_to_level, "all"), measured.of(FEDBUFF))
+        return Spread.of(theirs / ours for ours, theirs in pairs)
+
+    columns = {
+        "uploaded": "upload_bytes_total",
+        "broadcast": "broadcast_bytes_total",
+        "received by starts": "received_bytes_total",
+    }
+    return Table.of(
+        "starts",
+        measured.by_method(),
+        TableColumn.spread(f"uploads to {LEVEL:g}", partial(_to_level, "uploads"), human_count),
+        *(TableColumn.spread(title, partial(_to_level, name), human_bytes) for title, name in columns.items()),
+        TableColumn.spread("all bytes", partial(_to_level, "all"), human_bytes),
+        TableColumn("times fewer", fewer, lambda value: f"{value:.2f}×"),
+    )
+
+
+CONVEX_ENTRY = Entry(
+    "downlink-mushrooms",
+    "Mushrooms: all bytes to a level, by what starting clients download",
+    "not in the paper",
+    "5 min",
+    _convex_plan,
+    _convex_table,
+    lambda measured: curve_panels(measured, ("uploads",)),
+    (),
+    lambda _: (
+        "2,000 clients, of which 100 train at a time. The model has 113 coordinates, and the header of a message 64 "
+        "bytes.",
+    ),
+)
