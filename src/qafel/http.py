@@ -17,6 +17,7 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -28,6 +29,7 @@ _MOST_HEAD_BYTES: Final = 16 << 10
 _PIECE_BYTES: Final = 64 << 10
 _WAITING: Final = 1024
 _LINGER: Final = struct.pack("ii", 1, 0)  # close immediately and drop unread data
+_ACCEPT_ROUNDS: Final = 3  # from a socket to its handler, asyncio takes two rounds of the loop
 _REQUEST_LINE: Final = re.compile(r"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
 _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 
@@ -111,8 +113,17 @@ async def serving(at: socket.socket, handler: Handler, limits: HttpLimits | None
     try:
         yield
     finally:
-        server.close()
+        await stop_accepting(server)
         await port.end()
+
+
+async def stop_accepting(server: asyncio.Server) -> None:
+    """Close a server once every accepted connection has reached its handler: asyncio would leak the others."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(_ACCEPT_ROUNDS):
+        await asyncio.sleep(0)
+    server.close()
 
 
 @final
@@ -125,30 +136,33 @@ class _Port:
     _streams: dict[asyncio.Task[Any], str] = field(default_factory=dict)
     """Streams and their addresses."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
-        task = asyncio.current_task()
-        assert task is not None
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection. It closes with its task, even if the task is cancelled before its first step."""
+        task = asyncio.create_task(self._serve(reader, writer))
+        task.add_done_callback(partial(self._close, writer))
         self._open[task] = None
         if len(self._open) > self.limits.connections:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             answer = await self._answer(reader)
             if not isinstance(answer.content, bytes):
-                answer = self._begin_stream(task, answer, writer)
+                answer = self._begin_stream(answer, writer)
             await self._send(answer, writer)
-        except (OSError, EOFError, asyncio.CancelledError):  # closed or too slow; a timeout is an OSError
+        except (OSError, EOFError):  # closed or too slow; a timeout is an OSError
             pass
         except Exception as error:
             log.error("Could not answer a request.", exc_info=error)
-        finally:
-            self._open.pop(task, None)
-            self._streams.pop(task, None)
-            with suppress(OSError):  # already closed
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
-            writer.transport.abort()
+
+    def _close(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        self._streams.pop(task, None)
+        with suppress(OSError):  # already closed
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+        writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> Answer:
         try:
@@ -161,7 +175,9 @@ class _Port:
             return request
         return await self.handler(request)
 
-    def _begin_stream(self, task: asyncio.Task[Any], answer: Answer, writer: asyncio.StreamWriter) -> Answer:
+    def _begin_stream(self, answer: Answer, writer: asyncio.StreamWriter) -> Answer:
+        task = asyncio.current_task()
+        assert task is not None
         peer = writer.get_extra_info("peername")
         address, open_to = str(peer[0] if peer else ""), list(self._streams.values())
         if len(open_to) >= self.limits.streams or open_to.count(address) >= self.limits.streams_per_address:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,3 +20,18 @@ def local_broker(tmp_path: Path) -> Iterator[LocalBroker]:
 @pytest.fixture
 def access(local_broker: LocalBroker) -> Access:
     return Access((local_broker.url,))
+
+
+@pytest.fixture(autouse=True)
+def _sockets_close_before_their_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python warns of the others only when it collects them: in a later test."""
+    left, close = list[str](), BaseSelectorEventLoop.close
+
+    def look_and_close(loop: Any) -> None:
+        watched = loop._selector.get_map() if loop._selector is not None else {}
+        left.extend(str(key.data) for key in watched.values() if key.fd != loop._ssock.fileno())
+        close(loop)
+
+    monkeypatch.setattr(BaseSelectorEventLoop, "close", look_and_close)
+    yield
+    assert left == []

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import IO, Any
 
 from qafel.deployment.transport import cancel_and_wait
+from qafel.http import stop_accepting
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, *, look_s: float = 0.05) -> Any:
@@ -118,6 +121,29 @@ class Command:
         return found
 
 
+@contextlib.asynccontextmanager
+async def listening(handler: Handler, port: int = 0) -> AsyncIterator[int]:
+    """A TCP server and its port. Every connection ends with it, even one that is accepted at the last moment.
+
+    A task that is cancelled before its first step runs no `finally`, so no handler can see to this itself.
+    """
+    tasks, transports = list[asyncio.Task[None]](), list[asyncio.WriteTransport]()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        transports.append(writer.transport)
+        tasks.append(asyncio.create_task(handler(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        await stop_accepting(server)
+        await cancel_and_wait(tasks)
+        for transport in transports:
+            transport.abort()
+        await asyncio.sleep(0)  # transports close in the next round
+
+
 class Line:
     """A TCP relay to the broker whose connections can be cut."""
 
@@ -127,11 +153,11 @@ class Line:
         self._writers: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._server = contextlib.AsyncExitStack()
+        self.port = self._run(self._server.enter_async_context(listening(self._relay)))
 
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._relay, "127.0.0.1", 0)
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -146,23 +172,16 @@ class Line:
         finally:
             self._writers -= both
             for end in both:
-                end.close()
+                end.transport.abort()
 
     def cut(self) -> None:
         """Break every connection at once, in the middle of whatever it carries."""
         self._loop.call_soon_threadsafe(lambda: [writer.transport.abort() for writer in self._writers])
 
     def close(self) -> None:
-        async def shut() -> None:
-            self._server.close()
-            for writer in list(self._writers):
-                writer.transport.abort()
-            await cancel_and_wait(asyncio.all_tasks() - {asyncio.current_task()})
-            await asyncio.sleep(0)  # transports close in the next round
-
-        asyncio.run_coroutine_threadsafe(shut(), self._loop).result(5)
+        self._run(self._server.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join()
         self._loop.close()
 
 

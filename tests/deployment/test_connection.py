@@ -8,6 +8,7 @@ import gc
 import inspect
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -28,8 +29,8 @@ from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
 from qafel.deployment.transport import cancel_and_wait, run_until_one_ends
 from qafel.errors import BrokerError, BrokerLost, BrokerUnreachable
-from tests.deployment.live import CONFIG, serving, taking_part, update
-from tests.deployment.processes import Command, Line, wait_for
+from tests.deployment.live import CONFIG, serving, taking_part, until, update
+from tests.deployment.processes import Command, Line, listening, wait_for
 
 
 async def _hear(stored: Stored) -> None:
@@ -109,6 +110,45 @@ def test_a_connection_that_broke_without_a_word_is_noticed(access: Access) -> No
                 await asyncio.wait_for(broker.until_lost(), 10)
 
     asyncio.run(check())
+
+
+def test_a_connection_to_a_broker_that_reads_nothing_more_closes_at_once() -> None:
+    """Unsent bytes would keep the socket open until the broker reads them."""
+
+    async def say_little(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(_INFO + b"PONG\r\n")
+        await reader.readuntil(b"PING\r\n")
+        await asyncio.sleep(600)
+
+    async def check() -> None:
+        async with listening(say_little) as port:
+            connection = await transport.connect_patiently(Access((f"nats://127.0.0.1:{port}",)), "0", 30.0)
+            for _ in range(32):
+                await connection.publish("anything", bytes(1 << 20))
+            line: Any = connection._transport._io_writer.transport
+            await until(line.get_write_buffer_size)
+            await connection.drop()
+            await asyncio.sleep(0)
+            assert line.get_extra_info("socket").fileno() == -1
+
+    asyncio.run(check())
+
+
+def test_a_connection_that_is_accepted_last_closes_with_its_server() -> None:
+    """Its task may be cancelled before the first step; the fixture looks for its socket."""
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(600)
+
+    async def check(rounds: int) -> None:
+        with socket.socket() as line:
+            async with listening(never) as port:
+                line.connect(("127.0.0.1", port))
+                for _ in range(rounds):
+                    await asyncio.sleep(0)
+
+    for rounds in range(3):
+        asyncio.run(check(rounds))
 
 
 def test_connections_cut_while_uploads_are_on_their_way_leave_no_task(
@@ -306,13 +346,10 @@ _READ = b"NATS/1.0\r\nNats-Sequence: 1\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
-async def _nonsense(port: int, info: bytes, headers: bytes = b"", body: bytes = b"") -> AsyncIterator[Access]:
+async def _nonsense(info: bytes, headers: bytes = b"", body: bytes = b"") -> AsyncIterator[Access]:
     """A broker that says this first, and gives this answer to every request."""
 
-    spoken: list[asyncio.Task[Any]] = []
-
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        spoken.append(asyncio.current_task())  # type: ignore[arg-type]
         writer.write(info)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
             while line := await reader.readline():
@@ -324,13 +361,8 @@ async def _nonsense(port: int, info: bytes, headers: bytes = b"", body: bytes = 
                     lengths = b"%d %d" % (len(headers), len(headers + body))
                     writer.write(b"HMSG %s 1 %s\r\n%s%s\r\n" % (words[1], lengths, headers, body))
 
-    server = await asyncio.start_server(speak, "127.0.0.1", port)
-    try:
+    async with listening(speak) as port:
         yield Access((f"nats://127.0.0.1:{port}",))
-    finally:
-        server.close()
-        await cancel_and_wait(spoken)
-        await asyncio.sleep(0)  # transports close in the next round
 
 
 @pytest.mark.parametrize(
@@ -338,7 +370,7 @@ async def _nonsense(port: int, info: bytes, headers: bytes = b"", body: bytes = 
 )
 def test_a_broker_whose_first_line_makes_no_sense_is_told_in_a_sentence(info: bytes) -> None:
     async def check() -> None:
-        async with _nonsense(free_port(), info) as access:
+        async with _nonsense(info) as access:
             with pytest.raises(BrokerUnreachable, match="no broker at"):
                 async with session(access, "0", patience_s=0.1):
                     pass
@@ -354,7 +386,7 @@ def test_a_broker_whose_first_line_makes_no_sense_is_told_in_a_sentence(info: by
 @pytest.mark.parametrize("headers", [_READ, _READ.replace(b"1\r", b"x\r"), b"nonsense"])
 def test_answers_that_make_no_sense_end_a_session_and_nothing_else(headers: bytes, body: bytes) -> None:
     async def check() -> None:
-        async with _nonsense(free_port(), _INFO, headers, body) as access, session(access, "0") as broker:
+        async with _nonsense(_INFO, headers, body) as access, session(access, "0") as broker:
             for ask in (
                 broker.store("a", b""),
                 broker.stored("a", "a"),
@@ -388,14 +420,12 @@ def test_no_word_is_said_to_a_broker_that_offers_no_tls(tmp_path: Path) -> None:
     heard, over = [], asyncio.Event()
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            writer.write(info)
-            heard.append(await reader.read(1000))
+        writer.write(info)
+        heard.append(await reader.read(1000))
         over.set()
 
     async def check() -> None:
-        server = await asyncio.start_server(pretend, "127.0.0.1", port)
-        async with server:
+        async with listening(pretend, port):
             with pytest.raises(BrokerUnreachable, match="TLS"):
                 await transport.connect_patiently(Access.of(None, folder.path / "clients" / "0"), "0", 0.0)
             await over.wait()
@@ -424,7 +454,7 @@ def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgr
     port = free_port()
     folder = BrokerFolder.init(tmp_path / "broker", clients=1, port=port)
     access = Access.of(None, folder.path / user)
-    said, relayed = ["2.11.15"], list[asyncio.Task[Any]]()
+    said = ["2.11.15"]
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError), contextlib.closing(writer):
@@ -432,15 +462,15 @@ def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgr
                 writer.write(re.sub(rb'("version":")[^"]*', rb"\g<1>" + said[0].encode(), data))
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        relayed.append(asyncio.current_task())  # type: ignore[arg-type]
-        with contextlib.closing(writer):
-            other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
-            with contextlib.closing(other_writer):
-                await asyncio.gather(pass_on(reader, other_writer), pass_on(other_reader, writer))
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            await asyncio.gather(pass_on(reader, other_writer), pass_on(other_reader, writer))
+        finally:
+            other_writer.transport.abort()
 
     async def check() -> None:
-        async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
-            through = replace(access, servers=(f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
+        async with listening(relay) as through_port:
+            through = replace(access, servers=(f"tls://127.0.0.1:{through_port}",))
             with pytest.raises(BrokerUnreachable, match=r"2\.11\.15"):
                 await transport.connect_patiently(through, access.name, 30.0)
             waiting = asyncio.create_task(transport.connect_patiently(through, access.name, None))
@@ -450,8 +480,6 @@ def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgr
             connection = await waiting
             await connection.flush()
             await connection.close_politely()
-            await cancel_and_wait(relayed)
-            await asyncio.sleep(0)  # transports close in the next round
 
     with LocalBroker(folder.path, port=port):
         asyncio.run(check())
@@ -459,7 +487,7 @@ def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgr
 
 def test_without_keys_an_outdated_broker_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
-        async with _nonsense(free_port(), _INFO) as access, session(access, "0", patience_s=5):
+        async with _nonsense(_INFO) as access, session(access, "0", patience_s=5):
             assert "version" in caplog.text
 
     asyncio.run(check())
