@@ -73,7 +73,7 @@ def test_the_plain_network_is_the_same_function():
 @pytest.mark.skipif(has_bfloat16(CPU), reason="this CPU has bfloat16")
 def test_without_bfloat16_in_hardware_it_is_refused_or_left_out():
     assert choose_precision("auto", CPU) == torch.float32
-    with pytest.raises(ConfigError, match="no fast bfloat16 on this cpu: use precision float32 or auto"):
+    with pytest.raises(ConfigError, match="bfloat16"):
         choose_precision("bfloat16", CPU)
 
 

@@ -64,10 +64,10 @@ async def serving(
 async def taking_part(folder: Path, access: Access, number: int, run: str = "live") -> AsyncIterator[DeploymentClient]:
     """A connected client that trains only when told to."""
     with ClientState(folder / f"client-{number}") as state:
-        client = await open_client(train_task, Names(run), number, state, access, ClientSettings(patience_s=20))
+        client = await open_client(train_task, Names(run), number, state, access, ClientSettings(patience_s=120))
         connection = asyncio.create_task(client.stay_connected())
         try:
-            assert await client.until(lambda: client.follower.version >= 0, 20)
+            assert await client.until(lambda: client.follower.version >= 0, 120)
             yield client
         finally:
             await cancel_and_wait([connection])

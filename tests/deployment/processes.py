@@ -21,7 +21,7 @@ from qafel.http import stop_accepting
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0, *, look_s: float = 0.05) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 120.0, *, look_s: float = 0.05) -> Any:
     """Look again and again. Time in which this process itself stands still does not count."""
     looks = 1 + int(timeout_s / look_s)
     while not (found := condition()):
@@ -90,9 +90,9 @@ class Command:
 
     def _have_all(self) -> None:
         for copying in self._copying:
-            copying.join(5)
+            copying.join(60)
 
-    def end(self, timeout_s: float = 30.0) -> int:
+    def end(self, timeout_s: float = 120.0) -> int:
         """Ask it to end, as a user does."""
         self.process.send_signal(signal.SIGTERM)
         try:

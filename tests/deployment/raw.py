@@ -70,14 +70,14 @@ class RawLine:
         """The lines that the broker says, up to this one."""
         heard: list[bytes] = []
         while not heard or heard[-1] != last:
-            heard.append(await asyncio.wait_for(self._reader.readline(), 60))
+            heard.append(await asyncio.wait_for(self._reader.readline(), 120))
             assert heard[-1], heard
         return heard
 
     async def flush(self) -> None:
         """Until the broker has read it all."""
         self._writer.write(b"PING\r\n")
-        while (line := await asyncio.wait_for(self._reader.readline(), 10)) != b"PONG\r\n":
+        while (line := await asyncio.wait_for(self._reader.readline(), 120)) != b"PONG\r\n":
             assert line[:4] not in (b"", b"-ERR"), line
 
 

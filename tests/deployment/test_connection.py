@@ -107,7 +107,7 @@ def test_a_connection_that_broke_without_a_word_is_noticed(access: Access) -> No
             with pytest.raises(ConnectionResetError):
                 await broker.connection.close()
             with pytest.raises(BrokerLost):
-                await asyncio.wait_for(broker.until_lost(), 10)
+                await asyncio.wait_for(broker.until_lost(), 120)
 
     asyncio.run(check())
 
@@ -122,7 +122,7 @@ def test_a_connection_to_a_broker_that_reads_nothing_more_closes_at_once() -> No
 
     async def check() -> None:
         async with listening(say_little) as port:
-            connection = await transport.connect_patiently(Access((f"nats://127.0.0.1:{port}",)), "0", 30.0)
+            connection = await transport.connect_patiently(Access((f"nats://127.0.0.1:{port}",)), "0", 120.0)
             for _ in range(32):
                 await connection.publish("anything", bytes(1 << 20))
             line: Any = connection._transport._io_writer.transport
@@ -190,7 +190,7 @@ def test_lines_cut_between_the_parts_of_an_upload_cost_no_update_and_leave_no_pa
             taking_part(tmp_path, accesses[1], 0) as client,
         ):
             for cuts in range(6):
-                work = asyncio.create_task(update(client, 60))
+                work = asyncio.create_task(update(client))
                 for _ in range(1 + cuts % 2):
                     before = server.intake._assembler.held
                     while server.intake._assembler.held == before and not work.done():
@@ -199,7 +199,7 @@ def test_lines_cut_between_the_parts_of_an_upload_cost_no_update_and_leave_no_pa
                 await work
             counts = client.outbox.counts  # a receipt may be cut off; then its update is a duplicate
             assert (server.ledger.traffic.uploads, counts["accepted"] + counts["duplicate"]) == (6, 6)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while await broker.waiting(names.upload_stream):
                     await asyncio.sleep(0.05)
 
@@ -225,7 +225,7 @@ def test_a_stopped_client_says_its_report_and_nothing_else(
     )  # fmt: skip
     try:
         for accepted in (5, 30):
-            wait_for(lambda n=accepted: _accepted(client) > n, "accepted updates", 60)  # type: ignore[misc]
+            wait_for(lambda n=accepted: _accepted(client) > n, "accepted updates")  # type: ignore[misc]
             line.cut()
         client.process.send_signal(number)
         assert client.process.wait(30) == 0
@@ -338,7 +338,7 @@ def test_a_broker_that_knows_our_key_no_longer_is_not_tried_again(
 
     monkeypatch.setattr(transport, "_connect", connect)
     with pytest.raises(BrokerUnreachable, match="refused our key"):
-        asyncio.run(asyncio.wait_for(transport.connect_patiently(Access(), "0", None), 5))
+        asyncio.run(asyncio.wait_for(transport.connect_patiently(Access(), "0", None), 120))
 
 
 _INFO = b'INFO {"server_id": "x", "headers": true, "max_payload": 1048576}\r\n'
@@ -472,7 +472,7 @@ def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgr
         async with listening(relay) as through_port:
             through = replace(access, servers=(f"tls://127.0.0.1:{through_port}",))
             with pytest.raises(BrokerUnreachable, match=r"2\.11\.15"):
-                await transport.connect_patiently(through, access.name, 30.0)
+                await transport.connect_patiently(through, access.name, 120.0)
             waiting = asyncio.create_task(transport.connect_patiently(through, access.name, None))
             while "upgrade it" not in caplog.text:
                 await asyncio.sleep(0.01)
@@ -487,7 +487,7 @@ def test_an_outdated_broker_is_refused_by_who_has_a_key_and_used_once_it_is_upgr
 
 def test_without_keys_an_outdated_broker_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
-        async with _nonsense(_INFO) as access, session(access, "0", patience_s=5):
+        async with _nonsense(_INFO) as access, session(access, "0", patience_s=120):
             assert "version" in caplog.text
 
     asyncio.run(check())
@@ -503,7 +503,7 @@ def test_other_users_of_the_library_in_this_process_keep_their_own() -> None:
         "assert before == after\n"
         "assert ours.Connection(tls_only=False, with_key=False)._ps.parse.__func__ is not parser.Parser.parse\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_a_tls_line_that_the_broker_closes_leaves_no_remark_in_the_log(

@@ -68,7 +68,7 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
                 assert upload == recorded.upload
                 starts[job.client] = client.begin()
                 client.outbox.add(start.sequence, upload)
-                assert await client.until(lambda c=client: not len(c.outbox), 10)
+                assert await client.until(lambda c=client: not len(c.outbox))
                 version = server.ledger.server.version
                 await until(lambda v=version: all(c.follower.version == v for c in clients))
             held = server.ledger.server

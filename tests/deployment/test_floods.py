@@ -67,7 +67,7 @@ def test_a_stolen_operators_key_and_a_registered_client_that_flood_stop_nobody(t
             ]
             for who, *flood in floods:
                 access, stop = Access.of(None, keys / who), asyncio.Event()
-                async with session(access, access.name, patience_s=10) as broker:
+                async with session(access, access.name, patience_s=120) as broker:
                     work = asyncio.create_task(_flood(broker, *flood, stop))  # type: ignore[arg-type]
                     await asyncio.sleep(0.1)
                     for _ in range(5):
@@ -100,16 +100,16 @@ def test_connections_to_the_metrics_without_end_cost_the_server_nothing(tmp_path
     )  # fmt: skip
 
     def accepted() -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
             (found,) = re.findall(r"^qafel_accepted_updates_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
             return float(found)
 
     def grows(by: float) -> None:
         before = accepted()
-        wait_for(lambda: accepted() > before + by, "updates to count", 60)
+        wait_for(lambda: accepted() > before + by, "updates to count")
 
     try:
-        wait_for(lambda: any(event["event"] == "accepted" for event in client.events()), "an update to count", 60)
+        wait_for(lambda: any(event["event"] == "accepted" for event in client.events()), "an update to count")
         grows(20)
         for said in (b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"):
             with crowd(port, 1100, said) as held:
@@ -149,12 +149,12 @@ def test_unfinished_parts_of_many_clients_block_nobody_before_and_after_a_restar
                 async with serving(tmp_path, access, config), taking_part(tmp_path, access, 0) as client:
                     await update(client)
                     await send_parts(broker)
-                    await update(client, 60)
+                    await update(client)
                 await send_parts(broker)  # to the queue of a server that is not there
             async with serving(tmp_path, access, config) as server, taking_part(tmp_path, access, 0) as client:
-                await update(client, 60)
+                await update(client)
                 assert server.ledger.traffic.uploads == 5
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     while await broker.waiting(NAMES.upload_stream):
                         await asyncio.sleep(0.05)
 
@@ -175,7 +175,7 @@ def test_uploads_that_many_clients_do_not_finish_hold_up_nobodys(
                 async with serving(tmp_path, access, config) as server, taking_part(tmp_path, access, 39) as client:
                     for number in range(20):
                         await broker.store(NAMES.upload(number), bytes(broker.part_bytes), {PART: "5/0/2"})
-                    await update(client, 60)
+                    await update(client)
                     held: Any = server.intake._assembler
                     assert held.held <= held.most_held == 8
                     info = await broker._js.consumer_info(NAMES.upload_stream, NAMES.consumer(server._lease.epoch))

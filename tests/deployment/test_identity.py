@@ -170,7 +170,7 @@ def test_a_run_begun_anew_with_other_settings_ends_its_clients_with_a_sentence(t
         async with taking_part_of(tmp_path, keys, "other") as (client, connected):
             async with serving(tmp_path / "two", _server(keys), changed, replace(ANEW, run="other")):
                 with pytest.raises(ConfigError, match="other settings"):
-                    await asyncio.wait_for(connected, 20)
+                    await asyncio.wait_for(connected, 120)
             assert client.outbox.counts["accepted"] == 1
 
     asyncio.run(check())

@@ -181,7 +181,7 @@ def test_status_of_a_broker_without_runs_says_so(access: Access) -> None:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         return str(answer.read().decode())
 
 

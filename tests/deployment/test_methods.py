@@ -125,7 +125,7 @@ def test_a_client_does_not_send_an_update_that_the_staleness_law_gives_up(tmp_pa
     async def check() -> None:
         async with serving(tmp_path / "run", access, config) as server, taking_part(tmp_path, access, 1) as other:
             with ClientState(tmp_path / "late") as state:
-                settings = ClientSettings(max_updates=1, patience_s=20)
+                settings = ClientSettings(max_updates=1, patience_s=120)
                 late = await open_client(
                     lambda *_: (train, 1.0), Names("live"), 0, state, access, settings, events.append
                 )

@@ -86,8 +86,13 @@ def verdicts(entry: Any, found: EntryRuns) -> list[str]:
     return [claim.verdict(found).result for claim in entry.claims]
 
 
+def result_of(entry: Any, found: EntryRuns, command: str, folder: Path = Path()) -> EntryResult:
+    """An entry's result, of which no file is written yet: figures take the most time."""
+    return EntryResult.of(entry, found, command, folder)
+
+
 def write_outputs(entry: Any, found: EntryRuns, command: str, folder: Path) -> EntryResult:
     """An entry's files, written to `folder`."""
-    result = EntryResult.of(entry, found, command, folder)
+    result = result_of(entry, found, command, folder)
     result.write()
     return result

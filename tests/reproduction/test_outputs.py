@@ -16,7 +16,7 @@ from reproduction.entry import Change, Extent, Request, configuration
 from reproduction.outputs import Provenance, beside_larger, read_runs, results_folder
 from reproduction.store import Store
 from tests.browser import needs_browser, open_in_browser, plots_in
-from tests.reproduction.made_up import falling, made_up, measured, write_outputs
+from tests.reproduction.made_up import falling, made_up, measured, result_of, write_outputs
 from tests.search.test_runner import Recorder
 
 TINY = Change("tiny", ("stop.uploads=400", 'evaluation.unit="uploads"', "evaluation.every=100"))
@@ -76,26 +76,25 @@ def test_the_markdown_can_be_pasted(tiny):
         (falling(1e-3), falling(1e-3), ["pass", "fail"]),
     ],
 )
-def test_claims_are_decided_by_the_runs(tmp_path, qafel, direct, expected):
+def test_claims_are_decided_by_the_runs(qafel, direct, expected):
     entry = ENTRIES["qafel-vs-direct-qsgd"]
     metrics = {"FedBuff, unquantized": falling(1e-3), "QAFeL, server 3 bits": qafel, "direct, server 3 bits": direct}
     pairs = [made_up(*pair, seed) for pair in metrics.items() for seed in (0, 1)]
-    write_outputs(entry, measured(*pairs), COMMAND, tmp_path)
-    claims = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))["claims"]
+    outcome = result_of(entry, measured(*pairs), COMMAND)
+    claims = outcome.claims()["claims"]
     assert [claim["result"] for claim in claims] == expected
     assert all(re.search(r"\d", claim["because"]) for claim in claims)
     marks = {"pass": "✓ pass", "fail": "✗ fail"}
-    page, markdown = ((tmp_path / name).read_text(encoding="utf-8") for name in ("index.html", "table.md"))
-    assert re.findall(r'<tr><th scope="row">(. \w+)</th>', page)[:2] == [marks[result] for result in expected]
-    assert re.findall(r"\| \*\*(\w+)\*\* \|", markdown) == expected
+    found = re.findall(r'<tr><th scope="row">(. \w+)</th>', outcome.page())
+    assert found[:2] == [marks[result] for result in expected]
+    assert re.findall(r"\| \*\*(\w+)\*\* \|", outcome.markdown("", "", "")) == expected
 
 
-def test_text_in_the_page_cannot_become_markup(tmp_path):
+def test_text_in_the_page_cannot_become_markup():
     entry = ENTRIES["qafel-vs-direct-qsgd"]
     methods = ("FedBuff, unquantized", "QAFeL, server 3 bits", "direct, server 3 bits")
     found = measured(*(made_up(method, falling(1e-3), seed) for method in methods for seed in (0, 1)))
-    write_outputs(entry, found, "python -m reproduction <script>alert(1)</script>", tmp_path)
-    assert "<script>alert(1)" not in (tmp_path / "index.html").read_text()
+    assert "<script>alert(1)" not in result_of(entry, found, "<script>alert(1)</script>").page()
 
 
 @pytest.mark.parametrize("fine", [True, False])
@@ -193,10 +192,9 @@ def test_torch_is_stated_of_networks_only():
     assert "torch" not in Provenance("", runs(ELSEWHERE)).sentence()
 
 
-def test_settings_are_stated_even_where_they_are_the_defaults(tmp_path):
-    found = measured(*(made_up(method, falling(1e-3)) for method in METHODS))
-    write_outputs(ENTRY, found, "python -m reproduction x", tmp_path)
-    common = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))["settings"]["common"]
+def test_settings_are_stated_even_where_they_are_the_defaults():
+    outcome = result_of(ENTRY, measured(*(made_up(method, falling(1e-3)) for method in METHODS)), COMMAND)
+    common = outcome.claims()["settings"]["common"]
     expected = {
         "algorithm.buffer_size": "10",
         "algorithm.client_lr": "2.0",
@@ -205,7 +203,7 @@ def test_settings_are_stated_even_where_they_are_the_defaults(tmp_path):
         "stop.server_steps": "10000",
     }
     assert expected.items() <= common.items()
-    markdown, page = ((tmp_path / name).read_text(encoding="utf-8") for name in ("table.md", "index.html"))
+    markdown, page = outcome.markdown("", "", ""), outcome.page()
     for key, value in expected.items():
         assert f" {key.partition('.')[2]} = {value}" in markdown
         assert f'<th scope="row">{key}</th><td class="text">{value}</td>' in page

@@ -51,7 +51,7 @@ def test_the_broker_runs_on_what_it_sees_and_that_is_nobodys_key(tmp_path: Path)
     async def connect() -> None:
         for name in ("server", "clients/1"):
             access = Access.of(None, keys / name)
-            async with session(access, access.name, patience_s=5):
+            async with session(access, access.name, patience_s=120):
                 pass
 
     with LocalBroker(seen / "broker", port=port):

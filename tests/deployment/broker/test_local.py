@@ -36,16 +36,16 @@ def test_a_killed_servers_broker_ends_and_the_next_server_takes_its_store_over(t
         f"nats://127.0.0.1:{port}", "--state", str(tmp_path / "state"), "--min-interval", "0.01", "--json",
     )  # fmt: skip
     try:
-        wait_for(lambda: _version(client) >= 2, "two steps", 60)
+        wait_for(lambda: _version(client) >= 2, "two steps")
         server.kill()
-        wait_for(lambda: not _listens(port), "the broker to end with its server", 30)
+        wait_for(lambda: not _listens(port), "the broker to end with its server")
         server = _server(tmp_path, port)
         before = _version(client)
-        wait_for(lambda: _version(client) >= before + 2, "training to go on", 60)
+        wait_for(lambda: _version(client) >= before + 2, "training to go on")
         server.kill()
         server = _server(tmp_path, port)  # at once: the old broker may still be there
         before = _version(client)
-        wait_for(lambda: _version(client) >= before + 2, "training to go on", 60)
+        wait_for(lambda: _version(client) >= before + 2, "training to go on")
         assert client.end() == 0
         assert server.end() == 0, server.output.with_suffix(".err").read_text(encoding="utf-8")
         assert not _listens(port)

@@ -80,7 +80,7 @@ def test_a_client_that_comes_and_goes_downloads_what_was_planned(
         """As `qafel client --once`: catch up, train, upload, end."""
         plans.clear()
         with ClientState(tmp_path / "visitor") as state:
-            settings = ClientSettings(patience_s=20, max_updates=1)
+            settings = ClientSettings(patience_s=120, max_updates=1)
             client = await open_client(train_task, Names("live"), 1, state, access, settings)
             began, received = client.begin, list[int]()
 

@@ -52,7 +52,7 @@ async def take_part(
     make_train: MakeTrain = train_task,
 ) -> None:
     """Make updates as a client of a server that serves one configuration, and tells its clients another."""
-    settings = ClientSettings(patience_s=20, parts=parts)
+    settings = ClientSettings(patience_s=120, parts=parts)
     async with serving(folder / "run", access, Config.from_dict(served)) as server:
         server._agreement = replace(Agreement.from_bytes(server._agreement), config=Config.from_dict(told)).to_bytes()
         with ClientState(folder / "client") as state:

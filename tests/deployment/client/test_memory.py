@@ -84,12 +84,12 @@ def test_a_client_killed_at_any_moment_resumes_with_the_memory_of_its_counted_up
         ):
             for _ in range(4):
                 async with taking_part(tmp_path, access, 0) as client:
-                    await client.until(lambda c=client: not len(c.outbox), 20)
+                    await client.until(lambda c=client: not len(c.outbox))
                     await update(client)
                     await update(other)
                     await kill(server, client)
             async with taking_part(tmp_path, access, 0) as client:
-                assert await client.until(lambda: not len(client.outbox), 20)
+                assert await client.until(lambda: not len(client.outbox))
                 await update(client)
                 assert not client._refused
 
@@ -143,27 +143,27 @@ def test_an_upload_that_was_rejected_once_and_counted_then_is_what_the_memory_fo
             start = client.begin()
             made = client.finish(start, client._train)
             await client.send(start, made)
-            assert await client.until(lambda: not len(client.outbox), 20)
+            assert await client.until(lambda: not len(client.outbox))
             assert client._memory is not None
             accept = client.outbox._on_counted
             client.outbox._on_counted = lambda sequence, checksum: None
             client.outbox.add(start.sequence, made.upload, start.follows)  # as a copy that was sent before
             client.outbox._pending[start.sequence].due = 0.0
             await until(lambda: server.ledger.traffic.uploads == 2)
-            assert await client.until(lambda: not len(client.outbox), 20)
+            assert await client.until(lambda: not len(client.outbox))
             client.outbox._on_counted = accept
             start = client.begin()
             await client.send(start, client.finish(start, client._train))
             if killed:
                 return
-            assert await client.until(lambda: not len(client.outbox), 20)
+            assert await client.until(lambda: not len(client.outbox))
             assert client.outbox.counts["memory"] == 1
             await update(client)
             assert client.outbox.counts["accepted"] == 3
 
     async def go_on() -> None:
         async with serving(tmp_path / "run", access, MEMORY, SETTINGS), taking_part(tmp_path, access, 0) as client:
-            assert await client.until(lambda: not len(client.outbox), 20)
+            assert await client.until(lambda: not len(client.outbox))
             await update(client)
 
     asyncio.run(check())
@@ -174,7 +174,7 @@ def test_an_upload_that_was_rejected_once_and_counted_then_is_what_the_memory_fo
 async def _run(folder: Path, access: Access, number: int, run: str = "live") -> None:
     """One update, as `run_client` makes it."""
     with ClientState(folder) as state:
-        settings = ClientSettings(patience_s=20, max_updates=1)
+        settings = ClientSettings(patience_s=120, max_updates=1)
         client = await open_client(train_task, Names(run), number, state, access, settings)
         await client.run()
 
@@ -218,7 +218,7 @@ def test_a_client_that_lost_its_memory_is_refused_even_with_a_new_key(tmp_path: 
             new = Access.of(None, folder.path / "clients" / "0")
             while True:  # the broker reloads when it gets to it
                 with suppress(BrokerUnreachable):
-                    async with session(new, "0", patience_s=5):
+                    async with session(new, "0", patience_s=120):
                         break
                 await asyncio.sleep(0.05)
             with pytest.raises(ConfigError, match="restore the client's folder"):

@@ -188,7 +188,7 @@ def test_a_server_whose_evaluator_fails_says_so_and_ends(
             server.ledger.traffic.uploads += 1
             server.evaluator.after_message(None)
             with pytest.raises(error):
-                await asyncio.wait_for(server.run(), 20)
+                await asyncio.wait_for(server.run(), 120)
 
     monkeypatch.setattr(DeploymentServer, "_sessions", forever)
     asyncio.run(check())

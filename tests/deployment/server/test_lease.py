@@ -37,7 +37,7 @@ async def _refused(folder: Path, access: Access) -> str:
         open_server(config, directory, access, SETTINGS, config.task.make()) as server,
         pytest.raises(UserError) as refused,
     ):
-        await asyncio.wait_for(server.run(), 20)
+        await asyncio.wait_for(server.run(), 120)
     return str(refused.value)
 
 

@@ -260,7 +260,7 @@ def test_a_server_that_is_stopped_as_its_broker_goes_ends_with_its_state(
                     server.stop()
                 else:
                     await end_both(server)
-            await asyncio.wait_for(work, 60)
+            await asyncio.wait_for(work, 120)
             assert server.evaluator.status == "stopped"
             counted = server.ledger.traffic.uploads
         assert counted == (4 if moment not in _MOMENTS[:2] else 0)
