@@ -20,12 +20,23 @@ def no_settings_of_the_user(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
-    """A new MLflow database, with all its tables: to make them takes seconds, to copy them nothing."""
+def with_mlflow():
+    """Import it here, and not in a module of tests: every process that collects tests would wait for seconds."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    mlflow = pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
+    return pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
+
+
+@pytest.fixture(scope="session")
+def with_wandb():
+    """Import it here: see `with_mlflow`."""
+    return pytest.importorskip("wandb", reason="no wandb: pip install 'qafel[wandb]'")
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory, with_mlflow):
+    """A new MLflow database, with all its tables: to make them takes seconds, to copy them nothing."""
     file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    mlflow.MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    with_mlflow.MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
     return file
 
 

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-pytest.importorskip("mlflow", reason="no mlflow: pip install 'qafel[mlflow]'")
-
 from qafel.config import load_recipe
 from qafel.runs.live import FunctionListener
 from qafel.runs.trackers import Track
@@ -23,6 +21,7 @@ from tests.running import run
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # what MLflow and what it builds on warn of is not ours
     pytest.mark.filterwarnings("error:.*noload"),  # but for the version of SQLAlchemy, which is
+    pytest.mark.usefixtures("with_mlflow"),
 ]
 
 

@@ -8,8 +8,6 @@ import time
 
 import pytest
 
-pytest.importorskip("wandb", reason="no wandb: pip install 'qafel[wandb]'")
-
 from qafel.config import load_recipe
 from qafel.runs.live import FunctionListener
 from qafel.runs.trackers import Track
@@ -17,7 +15,10 @@ from qafel.search.runner import Watcher
 from qafel.search.sweeps import grid, make_sweep, parse_settings
 from tests.running import run
 
-pytestmark = pytest.mark.filterwarnings("default")  # what W&B and what it builds on warn of is not ours
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # what W&B and what it builds on warn of is not ours
+    pytest.mark.usefixtures("with_wandb"),
+]
 
 
 def short(steps=20):

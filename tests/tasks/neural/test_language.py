@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="the extra transformers is not installed")
-pytest.importorskip("peft", reason="the extra transformers is not installed")
-
 from qafel.algorithm import HiddenState, LocalTraining, method
 from qafel.config.tasks import CustomTask
 from qafel.errors import ConfigError, DataError
@@ -19,6 +16,7 @@ from qafel.tasks.neural.language import causal_model, client_texts, language
 from qafel.tasks.protocol import train_from
 from tests.tasks.datasets.fake_data import write_shakespeare
 
+pytestmark = pytest.mark.usefixtures("with_transformers")
 GPT = {
     **{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256},
     **{"bos_token_id": 0, "eos_token_id": 0},

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="the extra transformers is not installed")
-pytest.importorskip("peft", reason="the extra transformers is not installed")
-
 from qafel.config import load_recipe
 from qafel.simulator import simulate
 from tests.tasks.neural.test_language import GPT, TEXTS
 
+pytestmark = pytest.mark.usefixtures("with_transformers")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "lora"
 
 
