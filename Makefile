@@ -5,6 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # What is installed takes its versions from -c, a build environment that pip makes from these variables.
 PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check
+# Python keeps its bytecode: tests start hundreds of processes, and each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP  := $(VENV)/.installed
 LIGHT  := $(VENV)/.installed-light
 SITE   := $(VENV)/.installed-docs

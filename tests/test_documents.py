@@ -17,7 +17,8 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 PROGRAMS = [
     pytest.param(path, marks=pytest.mark.slow if path.is_relative_to(TUTORIALS) else ())  # they train for longer
     for path in DOCUMENTS
-    if any(block.is_run for block in blocks_of(path.read_text(encoding="utf-8")))
+    if path != ROOT / "README.md"  # its program has a test of its own below
+    and any(block.is_run for block in blocks_of(path.read_text(encoding="utf-8")))
 ]
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 

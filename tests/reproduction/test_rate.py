@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 
+from qafel.drawing.printed import draw
 from qafel.quantizers import parse
 from qafel.runs.reading import Spread
 from reproduction.entries import ENTRIES
@@ -26,7 +26,7 @@ from reproduction.rate import (
     over_fedbuff,
     variants,
 )
-from tests.reproduction.made_up import made_up, measured, write_outputs
+from tests.reproduction.made_up import made_up, measured, result_of
 
 KINDS = {kind.tag: kind for kind in (*NAMES, *variants())}
 
@@ -144,14 +144,14 @@ def test_what_is_missing_is_unknown_and_compares_nothing():
     assert "missing" in found[AS_SERVER].because
 
 
-@pytest.mark.parametrize(("found", "gaps"), [(runs(luck=1.1), False), (partial_runs(), True)], ids=["full", "partial"])
-def test_outputs_are_written_for_all_runs_and_for_some(found, gaps, tmp_path):
-    write_outputs(ENTRIES["rate"], found, "python -m reproduction rate", tmp_path)
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-    last = next(line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| 8,192"))
+@pytest.mark.parametrize("gaps", [False, True])
+def test_outputs_are_made_for_all_runs_and_for_some(gaps):
+    outcome = result_of(ENTRIES["rate"], partial_runs() if gaps else runs(luck=1.1), "python -m reproduction rate")
+    last = next(line for line in outcome.table.markdown().splitlines() if line.startswith("| 8,192"))
     assert ("| – |" in last) == gaps
-    claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
-    assert len(claims) == len(ENTRIES["rate"].claims)
+    assert len(outcome.claims()["claims"]) == len(ENTRIES["rate"].claims)
+    assert "8,192" in outcome.page()
+    draw(outcome.panels, "", "").draw_without_rendering()
 
 
 def test_a_slope_needs_positive_values():

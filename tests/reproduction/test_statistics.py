@@ -96,7 +96,7 @@ def test_figures_that_are_rounded_do_not_pass_because_they_agree(seeds, spread):
         blur = math.sqrt(np.mean([(100 / ours) ** 2 + (100 / theirs) ** 2 for ours, theirs in pairs]) / 12)
         wrong += ratio(pairs, (), blur).similar(1.25) is True
         agreed += ratio(pairs).low == ratio(pairs).high
-    assert agreed > (20 if seeds == 2 else 0)
+    assert agreed > (5 if seeds == 2 else 0)
     assert wrong / TRIALS <= LEVEL + 1.5 * WITHIN
 
 

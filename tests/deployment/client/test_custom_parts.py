@@ -64,11 +64,13 @@ async def take_part(
             await cancel_and_wait([connection])
 
 
-@pytest.mark.parametrize("arguments", [{}, {"clients": 5}])
 @pytest.mark.parametrize(
-    "role",
-    ["task", "client_quantizer", "server_quantizer", "client_rule", "downlink", "catch_up"],
-)
+    ("role", "arguments"),
+    [
+        ("task", {}), ("task", {"clients": 5}), ("client_quantizer", {}), ("server_quantizer", {"clients": 5}),
+        ("client_rule", {}), ("downlink", {"clients": 5}), ("catch_up", {}),
+    ],
+)  # fmt: skip
 def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     folder: Path, access: Access, role: str, arguments: dict[str, Any]
 ) -> None:

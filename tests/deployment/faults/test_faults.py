@@ -16,7 +16,7 @@ from tests.deployment.clock import CANNOT, Clock
 from tests.deployment.faults import kinds
 from tests.deployment.faults.kinds import KINDS, Fault, run_faults
 
-_SHORT: list[Fault] = [kinds.kill_server, kinds.kill_client, kinds.flip_checkpoint, kinds.wipe_broker]
+_SHORT: list[Fault] = [kinds.kill_server, kinds.kill_client, kinds.wipe_broker]
 _DAMAGE: list[Fault] = [kinds.flip_journal, kinds.fill_server_disk, kinds.flip_checkpoint]
 _CONFUSION: list[Fault] = [kinds.malformed_headers, kinds.pause_broker, kinds.jump_clock, kinds.split_brain]
 _STORE: list[Fault] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -63,10 +64,11 @@ class Fleet:
         """How many updates of each client were accepted."""
         accepted: Counter[int] = Counter()
         sending = {client: rate for client, rate in self.rates.items() if only is None or client in only}
-        end, total = self.now + seconds, sum(sending.values())
+        end, total, clients = self.now + seconds, sum(sending.values()), list(sending)
+        below = list(itertools.accumulate(sending.values()))
         while (now := self.now + self.random.expovariate(total)) < end:
             self.now = now
-            (client,) = self.random.choices(list(sending), list(sending.values()))
+            (client,) = self.random.choices(clients, cum_weights=below)
             accepted[client] += self.send(client)
         self.now = end
         return accepted
@@ -77,7 +79,7 @@ class Fleet:
     [(50, 1.0, 0.122), (200, 0.1, 0.032), (50, 1 / 120, 0.13), (200, 1 / 300, 0.036)],
 )
 def test_three_clients_that_flood_have_at_most_twice_their_equal_shares(clients: int, rate: float, most: float) -> None:
-    fleet = Fleet(dict.fromkeys(range(3, clients), rate) | dict.fromkeys(range(3), 1000 * rate))
+    fleet = Fleet(dict.fromkeys(range(3, clients), rate) | dict.fromkeys(range(3), 300 * rate))
     fleet.run(20 / rate)
     accepted = fleet.run(40 / rate)
     assert sum(accepted[client] for client in range(3)) / accepted.total() <= most
@@ -142,7 +144,7 @@ VISITORS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @example(  # a pause that a restart does not shorten
     [
         Visitor(200.0, False, 1.0, 10.0, 10.0),
