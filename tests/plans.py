@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from qafel.algorithm import Batch, HiddenState, Kind, Means, Plan, Server
-from qafel.algorithm.catch_up import own_start
+from qafel.algorithm.catch_up import Links, own_start
 from qafel.errors import MissedBroadcast
 
 
@@ -23,6 +23,14 @@ class Recorder:
             return broadcast
 
         server.step = recorded  # type: ignore[method-assign]
+
+    def linked_start(self, links: Links, client: int, sequence: int, held: HiddenState | None) -> bytes:
+        """The server's reply to a client that names the point that it holds, without a change of its memory."""
+        memory = dict(links.memory)
+        digest = 0 if held is None else held.digest
+        message, _ = links.reply(client, sequence, digest, self.server.hidden_state)
+        links.memory = memory
+        return message
 
     def last(self, count: int) -> list[bytes]:
         """The last `count` broadcasts, in order."""

@@ -34,6 +34,7 @@ local_steps = 2
 """
 METHODS = {
     "error-feedback": "buffer_size = 3\nclient_quantizer = 'top_k:0.1'\nserver_quantizer = 'qsgd:4'",
+    "cafe": "buffer_size = 3\nclient_quantizer = 'sign'\nserver_quantizer = 'qsgd:4'",
     "fedadam": "buffer_size = 3\nclient_quantizer = 'qsgd:4'\nserver_quantizer = 'qsgd:4'",
     "ca2fl": "buffer_size = 3\nclient_quantizer = 'qsgd:4'\nserver_quantizer = 'qsgd:4'",
     "ringmaster": "staleness = {name = 'delay-limit', limit = 4}",

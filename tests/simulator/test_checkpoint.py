@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ca2fl": {"method": "ca2fl", **BITS},
     "error feedback": {"method": "error-feedback"},
     "fedavg": {"method": "fedavg"},
+    "cafe": {"method": "cafe", "client_quantizer": "sign", "max_staleness": 6},
 }
 IN_ROUNDS = {"mcm", "fedavg"}
 

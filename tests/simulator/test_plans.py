@@ -39,11 +39,13 @@ class Fleet:
         self.executor.result = self.result
         self.simulation = Simulation(task, algorithm, timing, seed, self.executor)
         self.server = self.simulation.server
+        self.initial = self.server.hidden_state
         self.recorder = Recorder(self.server)
         self.clients: dict[int, Client] = {}
         self.begun: dict[tuple[int, int], Client] = {}
         self.fetched: list[int] = []
-        self.means: set[Means] = set()
+        self.planned: list[tuple[int, Means]] = []
+        """Of every start: the client, and how it got to its start point."""
         self.uploads = 0
         self.listen: Callable[[int, list[bytes]], None] = lambda *_: None
         self._fetch = self.simulation._fetch
@@ -56,15 +58,20 @@ class Fleet:
         plan = algorithm.catch_up.plan(simulation.fleet.held[number], simulation._offer)
         version = -1 if client is None else client.hidden_state.version
         messages = self.recorder.messages(plan, version, number, sequence)
+        if plan.means is Means.LINK and plan.download_bytes:
+            assert simulation.links is not None
+            held = None if client is None else client.hidden_state
+            messages = [self.recorder.linked_start(simulation.links, number, sequence, held)]
         self.listen(number, messages)
         charged, start = self._fetch(number, sequence)
         assert charged == sum(map(len, messages)), "the bytes charged are those of the messages"
-        assert plan.means is Means.OWN or charged == plan.download_bytes
+        assert plan.means in (Means.OWN, Means.LINK) or charged == plan.download_bytes
         self.fetched.append(charged)
-        self.means.add(plan.means)
+        self.planned.append((number, plan.means))
         if client is None:  # it holds nothing that could be of use
             nothing = HiddenState.of(np.full(SIZE, np.nan, np.float32), -1)
             client = self.clients[number] = Client(number, nothing, algorithm, simulation.seed)
+            client.initial = self.initial
         if plan.means is not Means.OWN:
             for message in messages:
                 assert client.receive(message)
@@ -82,6 +89,10 @@ class Fleet:
             assert found.vector.tobytes() == expected.tobytes()
         self.begun[number, sequence] = begun
         return charged, start
+
+    @property
+    def means(self) -> set[Means]:
+        return {means for _, means in self.planned}
 
     def result(self, job: Job) -> Made:
         """The upload of the job, which the real client makes too."""
@@ -116,6 +127,7 @@ EXACT = {
     "one update a step": (ALWAYS, compose("fedasync-hidden", buffer_size=1, server_quantizer="sign")),
     "arrivals": (ASKED, compose(server_quantizer="qsgd:4")),
     "direct arrivals": (ASKED, compose("fedasync-direct", buffer_size=1, server_quantizer="qsgd:8")),
+    "kept moves": (ASKED, compose("cafe", client_quantizer="sign", max_staleness=20)),
     "memories": (Rounds(timeout=2.0), compose("mcm", **FOUR_BITS)),
     "downlink memory": (ALWAYS, replace(compose(**FOUR_BITS), downlink=MemoryDifference(0.3))),
     "partial work": (Rounds(timeout=0.5), compose("fedprox")),
@@ -203,3 +215,28 @@ def test_a_start_from_an_inexact_snapshot_is_charged_its_bytes(
     assert Means.QUANTIZED in fleet.means
     assert Kind.SNAPSHOT in kinds
     assert (Kind.BROADCAST in kinds) == some_follow
+
+
+OFTEN = {"name": "auto", "link": "qsgd:8", "first": "qsgd:8", "snapshot": "qsgd:8"}
+LINKED = {
+    "always": (ALWAYS, compose(**FOUR_BITS, catch_up="link"), {Means.LINK}),
+    "rounds": (Rounds(timeout=2.0), compose("fedavg", catch_up="link"), {Means.LINK}),
+    "automatic": (ALWAYS, compose(**FOUR_BITS, catch_up="auto"), {Means.LINK}),
+    "followed in the end": (
+        ASKED,
+        compose(server_quantizer="top_k:0.01", catch_up=OFTEN),
+        {Means.LINK, Means.WHOLE, Means.BROADCASTS},
+    ),
+}
+
+
+@pytest.mark.parametrize(("arrivals", "algorithm", "means"), LINKED.values(), ids=LINKED)
+def test_a_linked_start_moves_the_point_that_its_client_holds(
+    mushrooms: Mushrooms, arrivals: Any, algorithm: Any, means: set[Means]
+) -> None:
+    fleet = Fleet(mushrooms, algorithm, Timing(arrivals=arrivals, dropout=0.1))
+    fleet.run(3 * STEPS)
+    assert fleet.means >= means
+    if Means.WHOLE in means:  # a client that held x̂ since begins its link again
+        own = [[by for number, by in fleet.planned if number == client] for client in range(CLIENTS)]
+        assert any(Means.LINK in planned[planned.index(Means.WHOLE) :] for planned in own if Means.WHOLE in planned)

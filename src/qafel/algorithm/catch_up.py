@@ -249,7 +249,7 @@ class Links:
         assert part.link is not None
         assert part.first is not None
         self._link, self._first = part.link, part.first
-        self._seed, self._initial = seed, initial
+        self._seed, self.initial = seed, initial
         self._zero = HiddenState.of(np.zeros_like(initial.vector))
         self.memory: MutableMapping[int, Link] = {} if memory is None else memory
 
@@ -280,13 +280,13 @@ class Links:
     def _base(self, client: int, digest: int, makes_initial: bool) -> tuple[Vector, int, Quantizer]:
         link = self.memory.get(client)
         if link is not None and digest:
-            if digest == link.digest and link.digest not in (self._initial.digest, self._zero.digest):
+            if digest == link.digest and link.digest not in (self.initial.digest, self._zero.digest):
                 return link.base, digest, self._link
             if link.message and (message := Message.from_bytes(link.message)).digest == digest:
                 codec, _ = expectations(self._link, link.base.size)
-                moving = self._link if message.codec == codec and link.digest != self._initial.digest else self._first
+                moving = self._link if message.codec == codec and link.digest != self.initial.digest else self._first
                 return _moved(link.base, message.payload, moving, 0).vector, digest, self._link
-        base = self._initial if makes_initial else self._zero
+        base = self.initial if makes_initial else self._zero
         return base.vector, base.digest, self._first
 
 

@@ -41,7 +41,7 @@ class HiddenState:
     vector: Vector
     """x̂: what clients start from."""
     memory: Vector
-    """The reference of the next difference: x̂, unless the downlink keeps a separate memory (MCM)."""
+    """What the downlink keeps besides x̂: a reference (MCM) or the last move (CAFe); else x̂ itself."""
     version: int
     digest: int
     exact: bool = True
@@ -103,7 +103,7 @@ class HiddenState:
             message.check(Kind.SNAPSHOT, dimension, quantizer)
             decoded = quantizer.decode(message.payload, dimension)
             return HiddenState.of(decoded, message.version, exact=False).matching(message)
-        apart = algorithm.downlink.rate(algorithm.server_quantizer, dimension) != 1
+        apart = algorithm.downlink.keeps_memory(algorithm.server_quantizer, dimension)
         with_memory = apart and message.dimension == 2 * dimension
         size = 2 * dimension if with_memory else dimension
         message.check(Kind.SNAPSHOT, size, SNAPSHOT_CODEC)
@@ -134,6 +134,10 @@ class Downlink(Part):
     def rate(self, quantizer: Quantizer, size: int) -> float:
         """How much of a difference the reference of the next one takes up; 1: it is x̂ itself."""
         return 1.0
+
+    def keeps_memory(self, quantizer: Quantizer, size: int) -> bool:
+        """Whether hidden states after the first have a memory besides x̂."""
+        return self.rate(quantizer, size) != 1
 
     @abstractmethod
     def target(self, model: Vector, held: HiddenState) -> Vector:

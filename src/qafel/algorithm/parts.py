@@ -287,6 +287,9 @@ class Accumulator(Part):
     def stepped_(self, batch: Batch, quantizer: Quantizer) -> None:
         """Called after the step; `quantizer` is Q_c."""
 
+    def moved_(self, version: int, payload: Payload) -> None:
+        """Called after the broadcast that leads to a version, with its payload."""
+
 
 class ServerRule(Part):
     """Moves the server model. Algorithm 1, line 9."""

@@ -208,6 +208,8 @@ class Server:
             raise ConfigError(
                 f"the server quantizer does not decode its own broadcast {before.version}: {error}"
             ) from None
+        with errors_of(self.accumulator, "moved_"):
+            self.accumulator.moved_(self.version, payload)
         codec, _ = expectations(quantizer, self.model.size)
         broadcast = Message(
             downlink.kind, codec, self.model.size, before.version, payload, digest=self.hidden_state.digest
@@ -302,7 +304,7 @@ def restore_server(
     try:
         values = _Values.model_validate(checkpoint.values)
         require_same_settings(values.settings, server._settings)
-        apart = values.version > 0 and algorithm.downlink.rate(algorithm.server_quantizer, size) != 1
+        apart = values.version > 0 and algorithm.downlink.keeps_memory(algorithm.server_quantizer, size)
         names = ("model", "hidden_state", "memory") if apart else ("model", "hidden_state")
         inner = {name: array for name, array in arrays.items() if name.partition(".")[0] in server.parts}
         vectors = {name: array for name, array in arrays.items() if name not in inner}

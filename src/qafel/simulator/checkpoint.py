@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
 from qafel.algorithm.catch_up import Link
-from qafel.algorithm.state import Rows, inside, pack, restore_, state_of
+from qafel.algorithm.state import Expected, Rows, inside, pack, require_arrays, restore_, state_of
 from qafel.errors import DataError
 from qafel.runs.progress import Amount, Count, Progress, Traffic, fault_of
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Dropout, Event, Simulation, Timeout, job_of
 
 _SERVER, _JOB, _START = "server.", "job.", "start."
-_VECTOR, _MEMORY, _LINKS = f"{_START}vector", f"{_START}memory", f"{_START}links"
+_VECTOR, _MEMORY, _LINKS, _INITIAL = (f"{_START}{name}" for name in ("vector", "memory", "links", "initial"))
 _NOT_SAVED = ("evaluation", "goal", "began")
 
 
@@ -117,6 +117,7 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     rows |= {f"{_SERVER}{name}": table for name, table in server.rows.items()}
     rows |= {name: Rows() for name in (_VECTOR, _MEMORY, *(f"{_JOB}{name}" for name in simulation.fleet.new_memory))}
     if simulation.links is not None:
+        arrays[_INITIAL] = simulation.links.initial.vector
         rows[_LINKS] = Rows({client: link.base for client, link in simulation.links.memory.items()}, np.float32)
     entries = []
     for time, priority, serial, event in simulation.clock.entries():
@@ -163,10 +164,10 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         jobs = [event for *_, event in events if isinstance(event, _SavedJob)]
         starts = _starts(rows, {job.start: job.version for job in jobs}, simulation)
         simulation.fleet.require_memories(in_flight := inside(_JOB, rows), {job.number for job in jobs})
-        fleet = {name: array for name, array in arrays.items() if not name.startswith(_SERVER)}
+        fleet = {name: array for name, array in arrays.items() if not name.startswith((_SERVER, _START))}
         tables = {name: table for name, table in rows.items() if not name.startswith((_SERVER, _JOB, _START))}
         restore_({"fleet": simulation.fleet}, fleet, tables)
-        _restore_links(rows.get(_LINKS), simulation)
+        _restore_links(rows.get(_LINKS, Rows()), inside(_START, arrays), simulation)
     except ValidationError as error:
         raise _unfit(fault_of(error)) from None
     except DataError as error:
@@ -202,18 +203,21 @@ def _key(state: HiddenState, job: Job, simulation: Simulation) -> int:
     return 2 * (job.number if own else state.version) + (not state.exact)
 
 
-def _restore_links(table: Rows | None, simulation: Simulation) -> None:
-    """Restore the start points that the server remembers."""
-    clients = {client for client, held in enumerate(simulation.fleet.held) if held.linked}
-    if simulation.links is None:
+def _restore_links(table: Rows, arrays: Mapping[str, Any], simulation: Simulation) -> None:
+    """Restore the start points that the server remembers, and x⁰: a resumed run may have made another."""
+    clients, links = {client for client, held in enumerate(simulation.fleet.held) if held.linked}, simulation.links
+    size = simulation.task.layout.size
+    require_arrays(arrays, {} if links is None else {"initial": Expected(np.float32, (size,))})
+    if links is None:
         if table or clients:
             raise DataError("the method keeps no start points")
         return
-    _require_points(table := table if table is not None else Rows(), simulation)
+    _require_points(table, simulation)
     if not clients <= set(table) or not all(0 <= client < simulation.task.clients for client in table):
         raise DataError("the start points do not fit the clients")
+    links.initial = HiddenState.of(arrays["initial"].copy())
     for client, row in table.items():
-        simulation.links.memory[client] = Link(row, HiddenState.of(row).digest)
+        links.memory[client] = Link(row, HiddenState.of(row).digest)
 
 
 def _require_points(table: Rows, simulation: Simulation) -> None:
@@ -228,7 +232,7 @@ def _starts(rows: Mapping[str, Rows], keys: Mapping[int, int], simulation: Simul
     """The hidden states that jobs in flight started from, by key; `keys` gives their versions."""
     algorithm, size = simulation.algorithm, simulation.task.layout.size
     inexact = algorithm.needs.quantized_starts or algorithm.needs.own_starts
-    apart = algorithm.downlink.rate(algorithm.server_quantizer, size) != 1
+    apart = algorithm.downlink.keeps_memory(algorithm.server_quantizer, size)
     with_memory = {key for key in keys if apart and key >= 2 and not key % 2}
     if not rows.keys() >= {_VECTOR, _MEMORY} or (set(rows[_VECTOR]), set(rows[_MEMORY])) != (set(keys), with_memory):
         raise DataError("the starts of clients in flight do not fit their jobs")

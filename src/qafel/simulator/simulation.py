@@ -343,10 +343,10 @@ class Simulation:
 
     def _fetch(self, client: int, sequence: int) -> tuple[int, HiddenState]:
         """The bytes that a client downloads before it starts, and the hidden state that it starts from."""
-        held = self.fleet.held
-        means, download_bytes, held[client] = self.algorithm.catch_up.plan(held[client], self._offer)
+        before = self.fleet.held[client]
+        means, download_bytes, self.fleet.held[client] = self.algorithm.catch_up.plan(before, self._offer)
         if means is Means.LINK:
-            return self._linked_start(client, sequence, bool(download_bytes))
+            return self._linked_start(client, sequence, before.linked, bool(download_bytes))
         if means is Means.QUANTIZED:
             return download_bytes, self._quantized_state()
         if means is Means.OWN:
@@ -354,10 +354,13 @@ class Simulation:
             return len(own_start(exact, self.algorithm, self.seed, client, sequence)), exact
         return download_bytes, self.background.hidden_state
 
-    def _linked_start(self, client: int, sequence: int, moves: bool) -> tuple[int, HiddenState]:
-        """The bytes of a linked start, and the point that the client starts from: its last one unless it `moves`."""
+    def _linked_start(self, client: int, sequence: int, linked: bool, moves: bool) -> tuple[int, HiddenState]:
+        """The bytes of a linked start, and the point that the client starts from: its last one unless it `moves`.
+
+        A client that is not `linked` no longer holds its last point, because it has taken x̂ or a copy since.
+        """
         assert self.links is not None
-        link = self.links.memory.get(client)
+        link = self.links.memory.get(client) if linked else None
         if link is not None and not moves:
             return 0, HiddenState(link.base, link.base, self.server.version, link.digest, exact=False)
         message, start = self.links.reply(

@@ -22,7 +22,7 @@ from qafel import (
     simulate,
 )
 from qafel.algorithm import Next
-from qafel.errors import RejectedUpload
+from qafel.errors import ConfigError, RejectedUpload
 
 SIZE, CLIENTS = 12, 5
 
@@ -125,6 +125,52 @@ def test_a_rejected_update_leaves_the_error_as_it_was() -> None:
     before = fleet.clients[1].memory["error"].copy()
     assert fleet.upload(1, ones) is None, "it started from version 0"
     assert (fleet.clients[1].memory["error"] == before).all()
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.5])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_cafe_sends_how_an_update_differs_from_the_aggregate_that_its_client_saw_last(
+    gain: float, momentum: float
+) -> None:
+    rule = {"name": "aggregate-feedback", "gain": gain}
+    fleet = Fleet(
+        "cafe", buffer_size=2, client_quantizer="top_k:0.25", server_quantizer="none", client_rule=rule,
+        server_momentum=momentum,
+    )  # fmt: skip
+    fleet.all_follow = False
+    x, v, seen, waiting = fleet.start.astype(float), np.zeros(SIZE), np.zeros((CLIENTS, SIZE)), []
+    for client, update in arrivals(150, seed=5):
+        fleet.upload(client, update)
+        expected = gain * seen[client]
+        left = update - expected
+        waiting.append(expected + np.where(np.argsort(np.argsort(-np.abs(left))) < 3, left, 0.0))
+        if len(waiting) == 2:
+            v = momentum * v + np.mean(waiting, axis=0)
+            x, seen[client], waiting = x - 0.1 * v, (1 - momentum) * v, []
+        assert close(fleet.server.model, x)
+    assert len(fleet.server.accumulator.moves) > 60
+
+
+def test_cafe_keeps_the_broadcasts_of_the_versions_that_updates_may_start_from() -> None:
+    fleet = Fleet("cafe", buffer_size=1, max_staleness=7)
+    for client, update in arrivals(30):
+        fleet.upload(client, update)
+    assert sorted(fleet.server.accumulator.moves) == list(range(23, 31))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"max_staleness": None}, "max_staleness"),
+        ({"server_rule": "adam"}, "sgd"),
+        ({"client_weights": "samples"}, "equal weights"),
+        ({"client_rule": {"name": "aggregate-feedback", "gain": 2.0}}, "gain"),
+        ({"catch_up": "link"}, "quantized starts"),
+    ],
+)
+def test_cafe_refuses_settings_that_do_not_fit(settings: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        method("cafe", **settings)
 
 
 def test_ringleader_uses_an_update_of_every_client_in_every_step() -> None:

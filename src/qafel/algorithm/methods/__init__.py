@@ -6,6 +6,7 @@ fedasync        fedasync, fedasync-direct, fedasync-hidden
 fedavg          in rounds: fedavg, fedsgd
 fedprox         in rounds
 mcm             in rounds; memories both ways
+cafe            clients send how their update differs from the last aggregate
 fedadam         Adam at the server
 ca2fl           a buffer calibrated by each client's last update
 error_feedback  FedBuff with error feedback at the clients
@@ -31,6 +32,7 @@ from qafel.algorithm.algorithm import ROLES, Algorithm, ClientWeights, LocalTrai
 from qafel.algorithm.catch_up import Auto, CatchUp, Exact, Linked, PerStart, Snapshot
 from qafel.algorithm.hidden_state import DirectModel, HiddenStateDifference
 from qafel.algorithm.methods.ca2fl import CA2FL, CachedUpdates
+from qafel.algorithm.methods.cafe import CAFE, AggregateFeedback, FeedbackMean, KeptDifference
 from qafel.algorithm.methods.error_feedback import ERROR_FEEDBACK, ErrorFeedback
 from qafel.algorithm.methods.fedadam import FEDADAM, Adam
 from qafel.algorithm.methods.fedasync import FEDASYNC, FEDASYNC_DIRECT, FEDASYNC_HIDDEN
@@ -65,21 +67,34 @@ METHODS: Mapping[str, Preset] = {
     "fedadam": FEDADAM,
     "ca2fl": CA2FL,
     "error-feedback": ERROR_FEEDBACK,
+    "cafe": CAFE,
     "ringmaster": RINGMASTER,
     "ringleader": RINGLEADER,
 }
 """The methods by name: what `method` and a recipe's `algorithm.method` take."""
 PARTS: Mapping[str, Mapping[str, Any]] = {
-    "client_rule": {"update": Update, "model": Model, "memory": Memory, "error-feedback": ErrorFeedback},
+    "client_rule": {
+        "update": Update,
+        "model": Model,
+        "memory": Memory,
+        "error-feedback": ErrorFeedback,
+        "aggregate-feedback": AggregateFeedback,
+    },
     "accumulator": {
         **{name: partial(BufferedMean, name) for name in ("mean", "sum", "weighted-mean")},
         **{name: partial(Buckets, name) for name in ("median", "trimmed-mean")},
         "memory-mean": MemoryMean,
         "cached": CachedUpdates,
         "one-of-each": OneOfEach,
+        "feedback-mean": FeedbackMean,
     },
     "server_rule": {"sgd": SGD, "adam": Adam},
-    "downlink": {"difference": HiddenStateDifference, "direct": DirectModel, "memory": MemoryDifference},
+    "downlink": {
+        "difference": HiddenStateDifference,
+        "direct": DirectModel,
+        "memory": MemoryDifference,
+        "kept": KeptDifference,
+    },
     "catch_up": {"exact": Exact, "snapshot": Snapshot, "link": Linked, "auto": Auto, "per-start": PerStart},
 }
 """The parts that ship, by role and name."""
