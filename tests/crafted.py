@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,9 +90,10 @@ def with_value(checkpoint: Checkpoint, path: tuple[Any, ...], value: Any, remove
     return checkpoint._replace(values=values)
 
 
-def other_values(checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
-    """The checkpoint with one value odd, or missing."""
-    for path in paths_in(checkpoint.values):
+def other_values(checkpoint: Checkpoint, names: Collection[str] | None = None) -> Iterator[tuple[str, Checkpoint]]:
+    """The checkpoint with one value odd, or missing; of the tables with these `names`, by default of all."""
+    values = {name: value for name, value in checkpoint.values.items() if names is None or name in names}
+    for path in paths_in(values):
         for odd in ODD:
             yield f"{path}: {str(odd)[:20]}", with_value(checkpoint, path, odd)
         if not isinstance(path[-1], int):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from qafel.errors import ConfigError, WorkerLost
-from qafel.parts import import_module
+from qafel.parts import find
 from qafel.workers import Died, Report, Workers, pack, thread_limits, unpack
 
 
@@ -140,16 +140,15 @@ def test_workers_that_end_before_they_are_ready_are_not_started_for_ever():
             pool.next()
 
 
-def test_a_module_of_another_part_that_is_gone_keeps_nobody_from_working(tmp_path, monkeypatch):
-    """As after a change of folder in a notebook: what the value does not need may be missing."""
+def test_an_object_of_a_module_in_the_current_folder_is_read_in_another_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "gone_by_then.py").write_text("")
-    import_module("gone_by_then")
-    packed = pack([1, 2])
-    (tmp_path / "gone_by_then.py").unlink()
-    del sys.modules["gone_by_then"]
-    assert unpack(packed) == [1, 2]
+    path = [*sys.path]
+    monkeypatch.setattr(sys, "path", [*path])
+    (tmp_path / "of_this_folder.py").write_text("class Own: size = 3")
+    packed = pack(find("of_this_folder:Own")())
+    del sys.modules["of_this_folder"]  # as in another process
+    monkeypatch.setattr(sys, "path", path)
+    assert unpack(packed).size == 3
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts():

@@ -37,7 +37,6 @@
     │   └── QuarantinedUpload   the server failed on it several times and put it aside
     ├── HiddenStateError      a message cannot advance this hidden state
     │   ├── MissedBroadcast     broadcasts in between are missing: catch up
-    │   ├── ClientAhead         the client claims a version that the server has not made
     │   └── Drifted             the digest differs: start again from a snapshot
     ├── RunFailed             a run ended without a valid result; `result` holds the rows so far
     │   ├── Diverged            the model, the metric or the loss is not finite
@@ -222,10 +221,6 @@ class HiddenStateError(QafelError):
 
 class MissedBroadcast(HiddenStateError):
     reason = "missed-broadcast"
-
-
-class ClientAhead(HiddenStateError):
-    reason = "client-ahead"
 
 
 class Drifted(HiddenStateError):

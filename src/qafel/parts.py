@@ -35,7 +35,6 @@ from qafel.text import did_you_mean, path_of
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PATH = re.compile(rf"{_NAMES}:{_NAMES}")
-_imported: dict[str, None] = {}
 _OURS = str(Path(__file__).parent)
 _LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -163,26 +162,14 @@ def is_custom(part: object) -> bool:
     return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
-def custom_modules() -> list[str]:
-    """The modules of custom parts that this process imported. A worker imports them before it unpickles a part."""
-    return list(_imported)
-
-
-def import_module(module: str, path: str = "", known: Iterable[str] = ()) -> ModuleType:
-    """Import a module, with the current folder first on the search path.
-
-    Errors name the import `path`. If no such module exists, they suggest the nearest `known` name.
-    """
-    path = path or module
+def _import(module: str, path: str, known: Iterable[str]) -> ModuleType:
     try:
-        with _current_folder_first():
-            found = importlib.import_module(module)
+        with current_folder_first():
+            return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(_no_module(path, str(error.name), known)) from None
         raise ConfigError(f"{path}: importing {module} raised {describe_error(error)}") from error
-    _imported[module] = None
-    return found
 
 
 def missing(path: str) -> str | None:
@@ -198,7 +185,7 @@ def find(path: str, known: Iterable[str] = ()) -> Any:
     if not is_path(path):
         raise ConfigError(f"an import path is package.module:Name, got {path!r}")
     name, _, attributes = path.partition(":")
-    module = import_module(name, path, known)
+    module = _import(name, path, known)
     found: Any = module
     for attribute in attributes.split("."):
         try:
@@ -323,8 +310,8 @@ def _lacks(found: object, kind: PartKind, label: str) -> list[str]:
 
 
 @contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """A context that searches the current folder first; afterwards last, for later imports of its modules."""
+def current_folder_first() -> Iterator[None]:
+    """A context that imports from the current folder first; afterwards last, for later imports of its modules."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

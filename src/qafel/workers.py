@@ -26,7 +26,7 @@ from pickle import dumps, loads
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 from qafel.errors import ConfigError, QafelError, UserError, WorkerLost
-from qafel.parts import custom_modules, import_module
+from qafel.parts import current_folder_first
 from qafel.text import counted
 
 Work = TypeVar("Work")
@@ -67,22 +67,18 @@ def thread_limits(threads: int) -> dict[str, str]:
 
 
 def pack(value: object, dumps: Callable[[object], bytes] = pickle.dumps) -> bytes:
-    """Pickle a value for another process, with the names of custom modules. `unpack` reads it."""
+    """Pickle a value for another process. `unpack` reads it."""
     try:
-        packed = dumps(value)
+        return dumps(value)
     except Exception as error:  # objects may raise anything here
         raise _not_portable(error) from error
-    return pickle.dumps((custom_modules(), packed))
 
 
 def unpack(data: bytes) -> Any:
     """Read a value that `pack` wrote. Custom modules are imported from the current folder first."""
-    modules, packed = loads(data)
-    for module in modules:
-        with suppress(ConfigError):  # this value may not need it
-            import_module(module)
     try:
-        return loads(packed)
+        with current_folder_first():
+            return loads(data)
     except Exception as error:
         raise _not_portable(error) from error
 

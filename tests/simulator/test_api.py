@@ -246,6 +246,19 @@ def test_a_run_from_python_starts_from_a_model_in_any_form(tmp_path, form):
     assert grown.summary["model_sha256"] == run(steps=60, start_from=given).summary["model_sha256"]
 
 
+def test_linked_starts_begin_from_the_given_model_also_in_a_resumed_run(tmp_path):
+    task, algorithm = Quadratic(60, 40), method("qafel", catch_up="link", client_lr=0.1, local_steps=1, buffer_size=4)
+    timing, given = Timing(arrivals="poisson", rate=5.0), np.ones(40, np.float32)
+
+    def simulated(steps: int, **options):
+        return simulate(task, algorithm, timing, server_steps=steps, start_from=given, **options).summary
+
+    simulated(8, out=tmp_path)
+    found, whole = simulated(16, out=tmp_path, resume=True), simulated(16)
+    assert found["model_sha256"] == whole["model_sha256"]
+    assert found["received_bytes_total"] == whole["received_bytes_total"]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -18,6 +18,7 @@ import pytest
 from qafel.algorithm import ClientRule, HiddenState, Kept, method
 from qafel.algorithm.catch_up import Snapshot
 from qafel.errors import ConfigError, WorkerLost
+from qafel.params import Layout
 from qafel.rng import Stream
 from qafel.runs.live import sha256
 from qafel.simulator import Limits, Network, Rounds, Timing, simulate
@@ -96,6 +97,31 @@ def test_processes_are_handed_the_memories_that_uploads_are_relative_to():
         for executor in ("inline", "processes")
     ]
     assert found[0]["model_sha256"] == found[1]["model_sha256"]
+
+
+class Large:
+    """A task whose training takes less time than sending a client's memory to a worker."""
+
+    name, metric_name, metric_goal, clients = "large", "mean", "min", 12
+    layout = Layout.flat(400_000)
+
+    def samples(self, client):
+        return 1
+
+    def initial_model(self, stream):
+        return np.ones(self.layout.size, np.float32)
+
+    def train(self, client, start, local, stream):
+        return start.vector * np.float32(0.99)
+
+    def evaluate(self, model):
+        return {"metric": float(model.mean())}
+
+
+def test_large_memories_do_not_make_processes_wait_for_each_other():
+    algorithm = method("error-feedback", client_quantizer="none", buffer_size=4)
+    found = simulate(Large(), algorithm, server_steps=8, executor="processes", workers=2)
+    assert found.summary["uploads"] == 32
 
 
 class ReadsStart(ClientRule):

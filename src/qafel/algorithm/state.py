@@ -258,6 +258,15 @@ def checked_state(part: Part) -> State:
     return state
 
 
+def require_vectors(table: Mapping[int, Any], new: NDArray[Any], what: str) -> None:
+    """Raise `DataError` unless all rows are finite vectors of the type and shape of `new`."""
+    for row in table.values():
+        if not isinstance(row, np.ndarray) or (row.shape, row.dtype) != (new.shape, new.dtype):
+            raise DataError(f"{what} does not have {new.size} numbers of type {new.dtype}")
+        if not np.isfinite(row).all():
+            raise DataError(f"{what} holds a NaN or an infinity")
+
+
 def _require_rows(found: Mapping[str, Rows], expected: Mapping[str, Rows]) -> None:
     if different := found.keys() ^ expected.keys():
         raise DataError(f"{min(different)} is {'not expected' if min(different) in found else 'missing'}")

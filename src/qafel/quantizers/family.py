@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
@@ -36,7 +37,8 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 ATTEMPTS = 20  # the most draws of a random rotation
 SERIAL_BELOW = 1 << 19  # coordinates; a second thread does not pay for fewer
 
-_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+_THREADS: Final = ContextVar("threads", default=_CORES)
 
 
 class Argument(NamedTuple):
@@ -291,7 +293,7 @@ def all_spans(kernel: Callable[..., bool], size: int, common: tuple[Any, ...], s
 
 def apply_spans(kernel: Callable[..., int], size: int, common: tuple[Any, ...], spans: int) -> int:
     """Call kernel(*common, check, first, last) over all spans, on threads if that pays. Return the check's status."""
-    if size < SERIAL_BELOW or _threads == 1:
+    if size < SERIAL_BELOW or _THREADS.get() == 1:
         return kernel(*common, True, 0, spans)
     status = kernel(*common, True, 0, 0)
     if status == OK:
@@ -302,18 +304,16 @@ def apply_spans(kernel: Callable[..., int], size: int, common: tuple[Any, ...], 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Use at most `count` threads inside the block, for benchmarks and for workers that share a machine."""
-    before = _threads
-    set_threads(count)
+    before = set_threads(count)
     try:
         yield
     finally:
-        set_threads(before)
+        _THREADS.reset(before)
 
 
-def set_threads(count: int) -> None:
-    """Use at most `count` threads from now on."""
-    global _threads  # noqa: PLW0603 — one process, one setting
-    _threads = max(1, count)
+def set_threads(count: int) -> Token[int]:
+    """Use at most `count` threads from now on in this context."""
+    return _THREADS.set(max(1, count))
 
 
 @cache
@@ -324,7 +324,7 @@ def _pool(process: int, count: int) -> ThreadPoolExecutor:
 
 def _over_spans(work: Callable[[int, int], int], spans: int) -> int:
     """Run work(first, last) over all spans. Return the first status other than zero, else zero."""
-    count = min(_threads, spans)
+    count = min(_THREADS.get(), spans)
     if count <= 1:
         return work(0, spans)
     pool = _pool(os.getpid(), count)

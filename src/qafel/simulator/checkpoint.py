@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
 from qafel.algorithm.catch_up import Link
-from qafel.algorithm.state import Expected, Rows, inside, pack, require_arrays, restore_, state_of
+from qafel.algorithm.state import Expected, Rows, inside, pack, require_arrays, require_vectors, restore_, state_of
 from qafel.errors import DataError
 from qafel.runs.progress import Amount, Count, Progress, Traffic, fault_of
 from qafel.simulator.executors.jobs import Job
@@ -212,20 +212,12 @@ def _restore_links(table: Rows, arrays: Mapping[str, Any], simulation: Simulatio
         if table or clients:
             raise DataError("the method keeps no start points")
         return
-    _require_points(table, simulation)
+    require_vectors(table, links.initial.vector, "a start point")
     if not clients <= set(table) or not all(0 <= client < simulation.task.clients for client in table):
         raise DataError("the start points do not fit the clients")
     links.initial = HiddenState.of(arrays["initial"].copy())
     for client, row in table.items():
         links.memory[client] = Link(row, HiddenState.of(row).digest)
-
-
-def _require_points(table: Rows, simulation: Simulation) -> None:
-    for row in table.values():
-        if not isinstance(row, np.ndarray) or (row.shape, row.dtype) != ((simulation.task.layout.size,), np.float32):
-            raise DataError("a start does not have the size of the model")
-        if not np.isfinite(row).all():
-            raise DataError("a start holds a NaN or an infinity")
 
 
 def _starts(rows: Mapping[str, Rows], keys: Mapping[int, int], simulation: Simulation) -> dict[int, HiddenState]:
@@ -237,7 +229,7 @@ def _starts(rows: Mapping[str, Rows], keys: Mapping[int, int], simulation: Simul
     if not rows.keys() >= {_VECTOR, _MEMORY} or (set(rows[_VECTOR]), set(rows[_MEMORY])) != (set(keys), with_memory):
         raise DataError("the starts of clients in flight do not fit their jobs")
     for table in (rows[_VECTOR], rows[_MEMORY]):
-        _require_points(table, simulation)
+        require_vectors(table, simulation.server.model, "a start")
     for key, version in keys.items():
         own = key % 2 and simulation.links is not None
         if version > simulation.server.version or (key % 2 and not inexact) or (not own and version != key // 2):

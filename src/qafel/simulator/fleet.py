@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from qafel.algorithm import ClientRule, Held, Part, Rows, State
+from qafel.algorithm.state import require_vectors
 from qafel.errors import DataError
 
 _NEVER = _EXACT = -1
@@ -52,13 +53,9 @@ class Fleet(Part):
         """Raise `DataError` unless the tables hold memories of this rule, and all `holders` have one."""
         for name, new in self.new_memory.items():
             rows: Mapping[int, Any] = tables.get(name, {})
-            if set(rows) != set(holders) or any(
-                not isinstance(row, np.ndarray)
-                or (row.shape, row.dtype) != (new.shape, new.dtype)
-                or not np.isfinite(row).all()
-                for row in rows.values()
-            ):
-                raise DataError(f"the memories {name} do not fit the client rule or the clients")
+            require_vectors(rows, new, f"a memory {name}")
+            if set(rows) != set(holders):
+                raise DataError(f"the memories {name} do not fit the clients")
         if unknown := tables.keys() - self.new_memory.keys():
             raise DataError(f"the client rule keeps no memory {min(unknown)}")
 

@@ -1,8 +1,8 @@
 """CAFe: a client sends how its update differs from the last aggregate. Ortega et al., 2025; here for a buffer.
 
-p = −q/η_g is the aggregate that x̂'s last move q implies. A client that starts from version v sends Q_c(Δ − gpᵛ), and the
+p = −q/η_g is the aggregate that x̂'s last move q implies. A client that starts from version v sends Q_c(Δ − gpᵛ). The
 server adds gpᵛ: Δ̄ = (1/K)Σ wₖ(gpᵛ + Q_c(Δₖ − gpᵛ)). Both ends know q, so biased quantizers such as top_k converge
-further without a memory of each client. The server keeps a broadcast for each version that an update may start from.
+further, and no client has a memory. The server keeps a broadcast for each version that an update may start from.
 docs/decisions/algorithm.md
 """
 

@@ -33,6 +33,9 @@ _READY_PER_WORKER = 64
 """How many uploads may wait for the clock. While the clock waits for a client that has just started, other workers
 need work: with eight uploads, they idled a fifth of the time."""
 _READY_BYTES = 1 << 28
+_QUEUED_BYTES = 1 << 14
+"""Jobs with a larger memory go to idle workers only. Otherwise parent and worker could each wait for the other to
+receive: a connection buffers little."""
 
 
 class TrainingWork(NamedTuple):
@@ -151,6 +154,9 @@ class Processes(Executor):
                 environment=thread_limits(1),
             )
         self._most_ready = max(slots, min(_READY_PER_WORKER * workers, _READY_BYTES // upload_bytes))
+        memory = algorithm.client_rule.new_memory(dimension)
+        queues = sum(value.nbytes for value in memory.values()) <= _QUEUED_BYTES
+        self._most_queued = JOBS_PER_WORKER if queues else 1
         self._free_uploads = list(range(slots))
         self._free_vectors = list(range(slots))
         self._held: dict[int, tuple[int, int]] = {}  # digest: (slot, how many jobs use it)
@@ -227,7 +233,7 @@ class Processes(Executor):
 
     def _hand_out(self) -> None:
         """Give each worker enough jobs, the least busy one first."""
-        depth = min(JOBS_PER_WORKER, 1 + int(_BUSY_S * self._jobs_done / (self.training_s or _BUSY_S)))
+        depth = min(self._most_queued, 1 + int(_BUSY_S * self._jobs_done / (self.training_s or _BUSY_S)))
         while self._waiting:
             number = next(iter(self._waiting))
             if not self._pool.give(self._waiting[number], depth):
