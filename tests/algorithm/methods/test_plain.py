@@ -14,6 +14,7 @@ from qafel import (
     HiddenState,
     Limits,
     Message,
+    Mushrooms,
     Quadratic,
     Server,
     Stream,
@@ -149,6 +150,18 @@ def test_cafe_sends_how_an_update_differs_from_the_aggregate_that_its_client_saw
             x, seen[client], waiting = x - 0.1 * v, (1 - momentum) * v, []
         assert close(fleet.server.model, x)
     assert len(fleet.server.accumulator.moves) > 60
+
+
+@pytest.mark.filterwarnings("ignore:client quantizer")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_with_top_k_cafe_comes_closer_to_the_optimum_than_qafel_with_the_same_bytes(seed: int) -> None:
+    quantizers = {"client_quantizer": "top_k:0.05", "server_quantizer": "trellis:4"}
+    cafe, qafel = (
+        simulate(Mushrooms(), method(name, **quantizers), server_steps=100, evaluate_every=100, seed=seed).summary
+        for name in ("cafe", "qafel")
+    )
+    assert cafe["metric_final"] < 0.6 * qafel["metric_final"]
+    assert cafe["upload_bytes_total"] < 1.01 * qafel["upload_bytes_total"]
 
 
 def test_cafe_keeps_the_broadcasts_of_the_versions_that_updates_may_start_from() -> None:
