@@ -201,8 +201,8 @@ def _rows(run: Run, column: Quantity) -> Column:
 
 
 def traffic(run: Run) -> Column:
-    """All bytes so far. A broadcast counts once."""
-    return run.traffic
+    """All bytes uploaded and broadcast so far, as in the paper. A broadcast counts once."""
+    return run.column("upload_bytes_total") + run.column("broadcast_bytes_total")
 
 
 def everything(run: Run) -> Column:

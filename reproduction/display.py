@@ -14,7 +14,7 @@ import numpy as np
 from qafel.drawing.chart import Axis, Panel, Series
 from qafel.runs import Run, Spread, mean_curve
 from qafel.text import human_bytes, human_count, human_metric
-from reproduction.comparison import Column, EntryRuns, Figure, everything, settled, to_target
+from reproduction.comparison import Column, EntryRuns, Figure, everything, settled, to_target, traffic
 
 Cell: TypeAlias = str | float | Spread
 Across: TypeAlias = Literal["steps", "uploads", "bytes", "everything", "time"]
@@ -110,7 +110,7 @@ END_COLUMNS = (
 ACROSS: Mapping[Across, tuple[str, Axis, Callable[[Run], Column]]] = {
     "steps": ("by server steps", Axis("server steps", unit="count"), lambda run: run.column("version")),
     "uploads": ("by uploads", Axis("uploads", unit="count"), lambda run: run.column("uploads")),
-    "bytes": ("by bytes", Axis("bytes uploaded and broadcast", log=True, unit="B"), lambda run: run.traffic),
+    "bytes": ("by bytes", Axis("bytes uploaded and broadcast", log=True, unit="B"), traffic),
     "everything": ("by all bytes", Axis("bytes with downloads", log=True, unit="B"), everything),
     "time": ("by virtual time", Axis("virtual time", log=True), lambda run: run.column("virtual_time")),
 }

@@ -82,11 +82,11 @@ def pair_change(client: str, server: str) -> Change:
 
 def _bytes_to(level: float, run: Run) -> float:
     """All bytes until f(x) − f* reaches a level."""
-    return at_level(run, level, run.traffic)
+    return at_level(run, level, traffic(run))
 
 
 def _sent(run: Run) -> float:
-    return run.traffic_total
+    return run.number("upload_bytes_total") + run.number("broadcast_bytes_total")
 
 
 def _table(measured: EntryRuns) -> Table:

@@ -102,6 +102,7 @@ def plan_of(case: Case, config: Config, task: Task, folder: Path) -> BudgetPlan:
         candidates=Candidates(*case.quantizers, [size, 2 * size]),
         target=case.target,
         pilot_uploads=case.pilot_uploads,
+        counted="sent",
     )
 
     def make(runs: Sequence[RunSpec]) -> None:
@@ -112,7 +113,7 @@ def plan_of(case: Case, config: Config, task: Task, folder: Path) -> BudgetPlan:
 
 
 def costs_of(case: Case, config: Config, task: Task, pair: Pair, seed: int, folder: Path) -> tuple[float, float]:
-    """Uploads and bytes of a run of a pair to the target."""
+    """Uploads, and bytes uploaded and broadcast, of a run of a pair to the target."""
     every = evaluation_interval(with_pair(config, pair, "run"))
     evaluation = {"unit": "uploads", "every": every, "target": case.target}
     name = f"to-target-{pair.client}-{pair.server}-k{pair.buffer_size}".replace(":", "").replace(",", "-")
@@ -120,7 +121,8 @@ def costs_of(case: Case, config: Config, task: Task, pair: Pair, seed: int, fold
     spec = RunSpec(name, made.model_copy(update={"seed": seed}))
     perform(spec.config, folder / spec.folder, task=task)
     run = Run.load(folder / spec.folder)
-    return run.at_target(run.column("uploads")), run.at_target(run.traffic)
+    sent = run.column("upload_bytes_total") + run.column("broadcast_bytes_total")
+    return run.at_target(run.column("uploads")), run.at_target(sent)
 
 
 def validate(name: str, case: Case, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:

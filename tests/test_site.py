@@ -123,14 +123,15 @@ def test_a_two_column_docstring_becomes_a_list():
     assert shown == "Run.\n\n- **`task`**: what is learnt, by all\n- **`lr`**: η of `y`\n\nx  y"
 
 
-def test_the_pictures_of_the_hidden_state_are_those_of_the_present_code():
+def test_the_pictures_are_those_of_the_present_code():
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         drawn = importlib.import_module("draw_hidden_state").pictures()
+        drawn["bytes.svg"] = importlib.import_module("draw_bytes").picture()
     finally:
         sys.path.pop(0)
     kept = {name: (ROOT / "docs/images" / name).read_text(encoding="utf-8") for name in drawn}
-    assert len(drawn) == 9
+    assert len(drawn) == 10
     assert kept == drawn
 
 

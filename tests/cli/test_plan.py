@@ -50,15 +50,18 @@ def test_a_plan_is_shown_written_and_can_be_run(here):
         "recommended",
         "FedBuff",
         "clients send",
-        "bytes received",
+        "total bytes",
         "• step sizes",
         "qafel run plan.toml",
     ):
         assert words in found.stdout
-    assert load_recipe("plan.toml").stop.traffic_bytes == 100_000
+    assert load_recipe("plan.toml").stop.total_bytes == 100_000
     again = json.loads(qafel_plan("small.toml", "--byte-budget", "100kB", *short, "--json").stdout)
     assert load_recipe("plan.toml").algorithm.client_quantizer == again["recommended"]["pair"]["client"]
-    assert sum(again["recommended"]["spent"][name] for name in ("upload_bytes", "broadcast_bytes")) <= 101_000
+    assert (
+        sum(again["recommended"]["spent"][f"{name}_bytes"] for name in ("upload", "broadcast", "received")) <= 101_000
+    )
+    assert 'catch_up = "auto"' in (here / "plan.toml").read_text()
     other = qafel_plan("small.toml", "--target", 0.5, *short)
     assert other.exit_code == 0, other.output
     each = json.loads(qafel_plan("small.toml", "--client-budget", "5kB", *short, "--json").stdout)

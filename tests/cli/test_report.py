@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from qafel.cli.report import REFERENCE, _demo_table, demo, report
 from qafel.errors import DataError, OutputError, QafelError
+from qafel.runs.reading import BYTES
 from tests.command import qafel
 
 app = typer.Typer()
@@ -104,11 +105,11 @@ def test_a_diverged_run_is_said_to_have(make_run, tmp_path):
 
 
 def test_the_demos_table_has_a_place_for_runs_that_diverged():
-    facts = {"uploads": 10, "upload_bytes_total": 100, "broadcast_bytes_total": 10}
+    facts = {"uploads": 10, "total_bytes": 110, **dict.fromkeys(BYTES, 50)}
     summaries = [{"name": REFERENCE, "metric_final": 0.5, **facts}, {"name": "wild", "metric_final": None, **facts}]
     for rows in (summaries, [{**summaries[0], "metric_final": None}, summaries[1]]):
         table = _demo_table(["FedBuff", "wild"], rows)
-        assert list(table.columns[1].cells)[-1] == list(table.columns[2].cells)[-1] == "–"
+        assert list(table.columns[1].cells)[-1] == "[red]–[/]"
 
 
 def test_the_demo_gives_every_core_a_run(tmp_path, monkeypatch):
@@ -121,13 +122,13 @@ def test_the_demo_gives_every_core_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr("qafel.cli.report.make_runs", make_none)
     with pytest.raises(QafelError, match="not made"):
         demo(out=tmp_path)
-    assert given == {"runs": 6, "workers": os.cpu_count()}
+    assert given == {"runs": 7, "workers": os.cpu_count()}
 
 
 def test_the_demo_shows_a_table_a_picture_and_a_report(tmp_path):
     shown = qafel("demo", "--steps", 100, "--out", tmp_path / "demo").stdout
-    assert len(list(tmp_path.glob("demo/*/summary.json"))) == 6
-    for word in ("QAFeL, server top 1 %", "direct, server top 50 %", "traffic ×", "report.html"):
+    assert len(list(tmp_path.glob("demo/*/summary.json"))) == 7
+    for word in ("QAFeL, server top 1 %", "direct, server top 50 %", "total bytes", "report.html"):
         assert word in shown
     assert (tmp_path / "demo/comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "<html" in (tmp_path / "demo/report.html").read_text()[:500].lower()

@@ -30,7 +30,7 @@ def test_a_run_says_what_it_did(tmp_path):
     shown, _ = qafel_here("run", "mushrooms-fedbuff", *QUICK, "--out", tmp_path / "out")
     received = human_bytes(json.loads((tmp_path / "out/summary.json").read_text())["received_bytes_total"])
     for word in (
-        *("f(x) − f*", "uploads", "300, 516 bytes each", f"{received} by the clients that took part"),
+        *("f(x) − f*", "uploads", "300, 516 bytes each", f"{received} received"),
         *("model sha256", "results in"),
     ):
         assert word in shown

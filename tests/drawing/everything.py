@@ -60,7 +60,7 @@ PANELS = (
         "Stacked",
         Axis("x"),
         Axis("y"),
-        bars=(Bars("a", FEW, FEW), Bars("b", FEW, UP, pale=True)),
+        bars=(Bars("a", FEW, FEW), Bars("b", FEW, UP, opacity=0.45)),
         arrangement="stacked",
     ),
     Panel(

@@ -21,9 +21,9 @@ def panels_of(*runs: Run):
 
 def test_every_chart_has_a_curve_or_bars_per_run(make_run):
     panels = panels_of(Run.load(make_run("fedbuff", upload_bytes=468)), Run.load(make_run("qafel")))
-    assert list(panels) == ["uploads", "bytes", "virtual-time", "lag", "staleness", "traffic", "received"]
+    assert list(panels) == ["uploads", "bytes", "virtual-time", "lag", "staleness", "parts"]
     drawn = {key: len(panel.series) + len(panel.bars) for key, panel in panels.items()}
-    assert drawn == dict.fromkeys(panels, 2) | {"traffic": 4}
+    assert drawn == dict.fromkeys(panels, 2) | {"parts": 6}
     assert panels["staleness"].bars[0].length == pytest.approx([1 / 9, 2 / 9, 3 / 9, 2 / 9, 1 / 9])
 
 
@@ -34,7 +34,7 @@ def test_the_lag_is_relative_to_the_model(make_run):
 def test_charts_without_data_are_left_out(make_run):
     path = make_run(staleness_histogram=[], received_bytes_total=None)
     (path / "metrics.jsonl").write_text('{"metric": 1.0, "uploads": 0}\n{"metric": 0.5, "uploads": 10}\n')
-    assert list(panels_of(Run.load(path))) == ["uploads", "traffic"]
+    assert list(panels_of(Run.load(path))) == ["uploads", "parts"]
 
 
 def test_a_wide_bin_of_staleness_stands_in_its_middle(make_run):
@@ -59,11 +59,10 @@ def test_seconds_and_virtual_time_on_one_axis_are_told_apart(make_run):
 
     both = panels_of(deployed, simulated)
     assert "deployed" in both["virtual-time"].note
-    assert "deployed" in both["received"].note
+    assert "not counted: deployed" in both["parts"].note
     alone = panels_of(deployed)
     assert alone["virtual-time"].x.label == "seconds"
     assert alone["virtual-time"].note == ""
-    assert "received" not in alone
     assert panels_of(simulated)["virtual-time"].note == ""
 
 
@@ -75,8 +74,8 @@ def test_both_panels_of_the_figure_draw_every_run_in_its_own_colour(make_run):
         assert [line.get_color() for line in axes.lines] == list(PALETTE[:2])
         assert axes.get_yscale() == "log"
     assert figure.axes[1].get_xscale() == "log"
-    assert runs[1].traffic[0] == 0, "which has no place on a logarithmic axis"
-    assert np.array_equal(figure.axes[1].lines[1].get_xdata(), runs[1].traffic[1:])
+    assert runs[1].bytes_so_far[0] == 0, "which has no place on a logarithmic axis"
+    assert np.array_equal(figure.axes[1].lines[1].get_xdata(), runs[1].bytes_so_far[1:])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedbuff", "qafel"]
 
 
@@ -121,7 +120,7 @@ def test_runs_that_differ_only_by_seed_are_one_curve_with_a_band(make_run):
         [0, 10], [0.9, pytest.approx(0.3)], [0.9, 0.2], [0.9, 0.4],
     ]  # fmt: skip
     assert single.low is None
-    assert [len(bars.at) for bars in panels["traffic"].bars] == [1] * 4, "two rows, each of two parts"
+    assert [len(bars.at) for bars in panels["parts"].bars] == [1] * 6, "two rows, each of three parts"
     assert panels["staleness"].bars[0].length == pytest.approx([1 / 9, 2 / 9, 3 / 9, 2 / 9, 1 / 9])
     figure = comparison_figure(runs)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]

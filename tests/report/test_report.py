@@ -20,7 +20,7 @@ def test_every_kind_has_charts_of_its_own_under_one_legend(make_run):
         Run.load(make_run(name, **about)) for name, about in (("c", ACCURACY), ("m", {}), ("d", ACCURACY), ("n", {}))
     ]
     charts = charts_in(render_report(runs))
-    keys = ("uploads", "bytes", "virtual-time", "lag", "staleness", "traffic", "received")
+    keys = ("uploads", "bytes", "virtual-time", "lag", "staleness", "parts")
     expected = {f"{key}{suffix}": chosen for suffix, chosen in (("", [0, 2]), ("-1", [1, 3])) for key in keys}
     assert {key: sorted({trace["meta"]["style"] for trace in traces}) for key, traces in charts.items()} == expected
 
@@ -89,13 +89,13 @@ def test_every_chart_shows_every_curve_and_the_console_is_silent(make_run, tmp_p
     browser.open_drawn(page)
     dom = browser.value("document.documentElement.outerHTML")
     assert browser.complaints == []
-    assert 'data-drawn="7"' in dom
+    assert 'data-drawn="6"' in dom
     assert '<div id="problem" role="alert"></div>' in dom
     plots = plots_in(dom)
     curves = {key: len(re.findall(r'<path class="js-line"', plot)) for key, plot in plots.items()}
     assert curves == dict.fromkeys(plots, 0) | {"uploads": 3, "bytes": 3, "virtual-time": 3, "lag": 3}
     bars = {key: len(re.findall(r'<g class="trace bars"', plot)) for key, plot in plots.items()}
-    assert {key: count for key, count in bars.items() if count} == {"staleness": 3, "traffic": 6, "received": 3}
+    assert {key: count for key, count in bars.items() if count} == {"staleness": 3, "parts": 9}
     assert "<img" not in dom
     # As text, be it shortened, it does no harm; as an attribute it would.
     assert 'href="javascript' not in re.sub(r"&lt;a href=.*?&gt;", "", dom[: dom.index('id="charts"')])
@@ -123,7 +123,7 @@ def test_the_legend_hides_a_run_everywhere_and_a_toggle_changes_the_scale(make_r
     dom = browser.value("document.documentElement.outerHTML")
     plots = plots_in(dom)
     assert [len(re.findall(r'<path class="js-line"', plots[key])) for key in ("uploads", "bytes", "lag")] == [1, 1, 1]
-    assert len(re.findall(r'<g class="trace bars"', plots["traffic"])) == 2
+    assert len(re.findall(r'<g class="trace bars"', plots["parts"])) == 2
 
 
 @needs_browser

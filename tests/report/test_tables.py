@@ -41,11 +41,11 @@ def test_runs_of_different_tasks_are_not_compared(mixed, order):
     page = own_html(render_report([mixed[index] for index in order]))
     assert "Lowest final f(x) − f*: <strong>m-" in page
     assert "Highest final accuracy: <strong>c-fedbuff</strong> with 0.550." in page
-    assert "0.100× the traffic of <strong>m-fedbuff</strong>" in page
-    assert "0.200× the traffic of <strong>c-fedbuff</strong>" in page
+    assert "0.100× the total bytes of <strong>m-fedbuff</strong>" in page
+    assert "0.200× the total bytes of <strong>c-fedbuff</strong>" in page
     assert "Each kind" in page
     assert [cells_of(page, label)[1] for label in ("c-qafel", "c-fedbuff")] == ["0.500", "0.600"]
-    assert [cells_of(page, run.name)[7] for run in mixed] == ["0.100×", "1×", "0.200×", "1×"]
+    assert [cells_of(page, run.name)[4] for run in mixed] == ["0.100×", "1×", "0.200×", "1×"]
     assert "f(x) − f* / accuracy" not in page
 
 
@@ -56,7 +56,7 @@ def test_a_diverged_run_is_tagged_and_never_praised_though_its_last_metric_is_fi
     assert 'bad <span class="tag">diverged</span>' in page
     assert page.count('<span class="tag">') == 1
     assert "Lowest final f(x) − f*: <strong>fedbuff</strong>" in page
-    assert "Least traffic: <strong>qafel</strong>" in page
+    assert "Fewest total bytes: <strong>qafel</strong>" in page
     assert "bad diverges" in page
 
 
@@ -75,11 +75,12 @@ def test_uploads_and_bytes_to_the_target_come_from_the_history(make_run):
     page = own_html(render_report(runs))
     at = columns_of(page).index("uploads to target") - 1
     assert [cells_of(page, run.name)[at : at + 2] for run in runs] == [
-        ["20", "2.20 kB"], ["30", "330 B"], ["not reached", "not reached"], ["10", "836 B"],
+        ["20", "10.2 kB"], ["30", "1.53 kB"], ["not reached", "not reached"], ["10", "3.88 kB"],
     ]  # fmt: skip
-    lead = "Fewest uploads to f(x) − f* ≤ 0.1: <strong>killed</strong> with 10. Fewest bytes: <strong>qafel</strong> "
-    assert f"{lead}with 330 B, 0.150× the traffic of <strong>fedbuff</strong>." in page
-    assert "Least traffic" not in page
+    least = "Fewest total bytes: <strong>qafel</strong> "
+    lead = f"Fewest uploads to f(x) − f* ≤ 0.1: <strong>killed</strong> with 10. {least}"
+    assert f"{lead}with 1.53 kB, 0.150× the total bytes of <strong>fedbuff</strong>." in page
+    assert page.count("Fewest total bytes") == 1
 
 
 def test_an_accuracy_reaches_its_target_from_below(make_run):
@@ -91,26 +92,26 @@ def test_an_accuracy_reaches_its_target_from_below(make_run):
 def test_without_a_common_target_the_lead_is_the_final_metric(make_run):
     page = own_html(render_report([Run.load(make_run("a", target=0.1)), Run.load(make_run("b"))]))
     assert "Fewest" not in page
-    assert "Least traffic: <strong>a</strong> and <strong>b</strong> alike" in page
-    at = columns_of(page).index("bytes to target") - 1
+    assert "Fewest total bytes: <strong>a</strong> and <strong>b</strong> alike" in page
+    at = columns_of(page).index("total bytes to target") - 1
     assert cells_of(page, "b")[at - 1 : at + 1] == ["–", "–"]
     assert "to target" not in own_html(render_report([Run.load(make_run("c"))]))
 
 
-def test_the_table_compares_traffic_with_fedbuff(make_run):
+def test_the_table_compares_bytes_with_fedbuff(make_run):
     page = own_html(render_report([Run.load(make_run("qafel")), Run.load(make_run("fedbuff", upload_bytes=760))]))
     assert "<td>0.100×</td>" in page
     assert "<td>1×</td>" in page
-    assert "0.100× the traffic of <strong>fedbuff</strong>" in page
+    assert "0.100× the total bytes of <strong>fedbuff</strong>" in page
 
 
-def test_a_run_that_broke_off_is_not_praised_for_little_traffic(make_run):
+def test_a_run_that_broke_off_is_not_praised_for_few_bytes(make_run):
     killed = Run.load(make_run("killed", finished=False, metric=[0.68, 0.1]))
     diverged = Run.load(make_run("diverged", metric=[0.68, math.nan]))
     page = render_report(
         [Run.load(make_run("fedbuff", upload_bytes=468)), Run.load(make_run("qafel")), killed, diverged]
     )
-    assert "Least traffic: <strong>qafel</strong>" in page
+    assert "Fewest total bytes: <strong>qafel</strong>" in page
 
 
 def test_of_killed_runs_alone_the_best_accuracy_is_the_highest(make_run):
@@ -176,7 +177,7 @@ def test_a_winner_is_named_only_where_the_ranges_over_seeds_are_apart(make_run):
     )
     apart = lead_of([*good, *bad])
     assert "Lowest final f(x) − f*: good with 0.200." in apart
-    assert "Least traffic: good with 110 B, 0.333× the traffic of bad." in lead_of([*bad, *good])
+    assert "Fewest total bytes: good with 510 B, 0.333× the total bytes of bad." in lead_of([*bad, *good])
     assert "final f(x) − f*: no winner, the ranges over seeds of better and good overlap." in lead_of(
         [*good, *better, *bad]
     )

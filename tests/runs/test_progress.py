@@ -120,7 +120,7 @@ def test_a_run_ends_at_whichever_limit_comes_first():
         "server_steps": (3, 4),
         "uploads": (6, 7),
         "virtual_time": (1.5, 1.6),
-        "traffic_bytes": (traffic.total_bytes, traffic.total_bytes + 1),
+        "total_bytes": (traffic.total_bytes, traffic.total_bytes + 1),
     }
     for name, (now, later) in reached.items():
         so_far = server.version, traffic.uploads, traffic.total_bytes, 1.5

@@ -8,7 +8,6 @@ import pytest
 
 from qafel.config import Config, load_recipe
 from qafel.errors import ConfigError
-from qafel.params import Layout
 from qafel.runs.reading import Run
 from qafel.search.planning import (
     FINALISTS,
@@ -18,12 +17,12 @@ from qafel.search.planning import (
     caveats,
     column,
     default_candidates,
-    for_thin_downlinks,
     make_plan,
     plan_json,
     reasons,
     round_lengths,
     theory,
+    with_catch_up,
     with_pair,
 )
 from qafel.search.runner import perform
@@ -96,7 +95,7 @@ def test_a_plan_is_the_same_again_and_makes_no_run_twice(folder, plan):
 def test_under_a_budget_the_recommended_pair_gets_further_than_fedbuff(plan):
     assert plan.recommended.pair.client != "none"
     assert plan.recommended.metric.middle < plan.fedbuff.metric.middle
-    assert plan.recommended.spent.bytes_of("sent") == pytest.approx(200_000)
+    assert plan.recommended.spent.bytes_of("total") == pytest.approx(200_000)
     assert plan.recommended.within
 
 
@@ -107,12 +106,12 @@ def test_a_target_is_met_with_the_uploads_and_bytes_that_were_predicted(folder, 
         perform(plan.recipe().model_copy(update={"seed": seed}), tmp_path / str(seed), task=TASK)
         run = Run.load(tmp_path / str(seed))
         took.append(run.at_target(run.column("uploads")))
-        sent.append(run.at_target(run.traffic))
+        sent.append(run.at_target(run.bytes_so_far))
     best = plan.recommended
     assert sum(took) / 3 == pytest.approx(best.uploads.middle, rel=0.3)
-    assert sum(sent) / 3 == pytest.approx(best.spent.bytes_of("sent"), rel=0.3)
+    assert sum(sent) / 3 == pytest.approx(best.spent.bytes_of("total"), rel=0.3)
     assert best.uploads.low < best.uploads.middle < best.uploads.high
-    assert best.spent.bytes_of("sent") < plan.fedbuff.spent.bytes_of("sent") / 1.5
+    assert best.spent.bytes_of("total") < plan.fedbuff.spent.bytes_of("total") / 1.5
 
 
 def test_a_plan_says_if_its_pilot_did_not_reach_the_target(folder):
@@ -129,27 +128,37 @@ def test_a_plan_says_if_its_pilot_did_not_reach_the_target(folder):
 
 def test_the_recipe_ends_at_the_budget_and_keeps_the_recipes_other_settings(plan):
     recipe = plan.recipe()
-    assert recipe.stop.traffic_bytes == 200_000
+    assert recipe.stop.total_bytes == 200_000
     assert recipe.algorithm.client_lr == SMALL.algorithm.client_lr
     assert Config.from_toml(recipe.to_toml(), "the plan") == recipe
 
 
 def test_received_bytes_count_what_starting_clients_download(folder, plan):
     received = planned(folder, budget_bytes=200_000, counted="received")
-    assert received.recommended.run_uploads < plan.recommended.run_uploads
+    assert received.recommended.run_uploads > plan.recommended.run_uploads
     assert received.recommended.spent.bytes_of("received") == pytest.approx(200_000)
     assert received.recipe().stop.uploads == math.floor(received.recommended.run_uploads)
 
 
-def test_thin_downlinks_get_quantized_snapshots_unless_the_recipe_states_how_clients_catch_up() -> None:
-    large, small = Layout((("w", (2000,)),)), Layout((("w", (100,)),))
-    config = load_recipe("mushrooms-qafel-4bit")
-    shorter = for_thin_downlinks(config, large)
-    assert shorter.algorithm.catch_up.name == "snapshot"
-    assert shorter.algorithm.catch_up.arguments == {"quantizer": "trellis:4"}
-    assert for_thin_downlinks(config, small) == config
-    linked = load_recipe("mushrooms-qafel-4bit", ["algorithm.catch_up=link"])
-    assert for_thin_downlinks(linked, large) == linked
+def test_downloads_that_count_are_short_unless_the_recipe_states_how_clients_catch_up():
+    for counted, catch_up in {"total": "auto", "received": "auto", "sent": "exact"}.items():
+        assert with_catch_up(SMALL, counted, TASK.layout).algorithm.catch_up == catch_up
+    models = {**TABLE["algorithm"], "client_rule": "model"}
+    for stated in ({**TABLE["algorithm"], "catch_up": "exact"}, models):
+        config = Config.from_dict(TABLE | {"algorithm": stated})
+        assert with_catch_up(config, "total", TASK.layout) == config, "a model would carry the error of its start"
+
+
+def test_a_plan_for_total_bytes_compares_short_downloads_with_the_exact_ones_of_fedbuff(tmp_path):
+    made = []
+    config = with_catch_up(SMALL, "total", TASK.layout)
+    pair = Candidates(["rotated:2"], ["rotated:4"], [5])
+    plan = planned(tmp_path, made, config=config, candidates=pair, budget_bytes=100_000)
+    assert {run.config.algorithm.client_quantizer: run.config.algorithm.catch_up for run in made} == {
+        "rotated:2": "auto", "none": "exact",
+    }  # fmt: skip
+    assert plan.recommended.spent.received_bytes < plan.fedbuff.spent.received_bytes
+    assert plan.recipe().algorithm.catch_up == "auto"
 
 
 def test_a_time_budget_allows_as_many_uploads_as_come_by_then(folder):

@@ -109,8 +109,8 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path):
     tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path)
     with pytest.raises(OutputError, match=r"another search \(target: 0.1 there, 0.2 here\)|evaluation\.target"):
         tune(BAD_START, RATE, target=0.2, trials=1, out=tmp_path)
-    with pytest.raises(OutputError, match="objective: uploads there, bytes here"):
-        tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path, objective="bytes")
+    with pytest.raises(OutputError, match="objective: uploads there, total-bytes here"):
+        tune(BAD_START, RATE, target=0.1, trials=1, out=tmp_path, objective="total-bytes")
     with pytest.raises(OutputError, match="search.algorithm.server_lr: 0.001:10:log there, 0.002:10:log here"):
         tune(BAD_START, {"algorithm.server_lr": Range(2e-3, 10, log=True)}, target=0.1, trials=1, out=tmp_path)
     changes = ["stop.server_steps=200", "algorithm.server_lr=0.005", "algorithm.local_steps=5"]

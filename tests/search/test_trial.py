@@ -52,7 +52,7 @@ def test_missing_on_a_later_seed_is_nearer_than_missing_on_the_first():
 
 def test_figures_are_for_people():
     assert Objective("uploads", 0.1, "min", "loss").text(12345.0) == "12,345"
-    assert Objective("bytes", 0.1, "min", "loss").text(12345.0) == "12.3 kB"
+    assert Objective("total-bytes", 0.1, "min", "loss").text(12345.0) == "12.3 kB"
     best = Objective("metric", None, "max", "accuracy")
     assert best.text(-0.912) == "0.912"
     assert best.label == "accuracy at the end"

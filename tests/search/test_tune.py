@@ -113,12 +113,14 @@ def test_the_score_is_the_mean_over_all_seeds(tmp_path):
     assert {run.seed for run in tuning.best.runs} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("objective", ["upload-bytes", "broadcast-bytes", "bytes", "virtual-time"])
+@pytest.mark.parametrize(
+    "objective", ["upload-bytes", "broadcast-bytes", "received-bytes", "total-bytes", "virtual-time"]
+)
 def test_any_cost_can_be_the_objective(objective, tmp_path):
     tuning = tune(BAD_START, RATE, target=0.1, trials=5, out=tmp_path, objective=objective)
     summary = json.loads((tmp_path / f"trials/{tuning.best.number:04d}/seed-0/summary.json").read_text())
-    up, down = summary["upload_bytes_total"], summary["broadcast_bytes_total"]
-    costs = {"upload-bytes": up, "broadcast-bytes": down, "bytes": up + down, "virtual-time": summary["virtual_time"]}
+    parts = {f"{part}-bytes": summary[f"{part}_bytes_total"] for part in ("upload", "broadcast", "received")}
+    costs = {**parts, "total-bytes": sum(parts.values()), "virtual-time": summary["virtual_time"]}
     assert tuning.best.score == costs[objective]
 
 
@@ -135,7 +137,7 @@ def test_bits_and_buffer_can_be_searched_for_bytes(tmp_path):
         "algorithm.buffer_size": Range(4, 16, whole=True),
         "algorithm.client_quantizer": Choices(("qsgd:2", "qsgd:4", "qsgd:8")),
     }
-    tuning = tune(BAD_START, search, target=0.1, trials=12, out=tmp_path, objective="bytes")
+    tuning = tune(BAD_START, search, target=0.1, trials=12, out=tmp_path, objective="total-bytes")
     assert tuning.best.state == "reached"
     assert {type(trial.settings["algorithm.buffer_size"]) for trial in tuning.trials} == {int}
     assert set(tuning.importance) <= set(search)

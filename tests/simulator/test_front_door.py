@@ -221,7 +221,7 @@ def test_plain_limits_and_evaluation_are_those_of_the_objects():
         ({"server_steps": 0}, "server_steps"),
         ({"evaluation_unit": "days"}, "unit"),
         ({"at_target": True}, "target"),
-        ({"traffic_bytes": math.nan}, "traffic_bytes"),
+        ({"total_bytes": math.nan}, "total_bytes"),
     ],
 )
 def test_a_wrong_limit_or_evaluation_is_refused(options, word):

@@ -233,9 +233,9 @@ def test_a_run_stops_at_the_first_limit(mushrooms, limits, column, least):
 
 
 def test_a_run_stops_at_its_byte_budget_and_at_its_target(mushrooms):
-    history = run_rows(mushrooms, Limits(traffic_bytes=100_000))
-    total = history["upload_bytes_total"][-1] + history["broadcast_bytes_total"][-1]
-    assert 100_000 <= total < 102_000
+    history = run_rows(mushrooms, Limits(total_bytes=100_000))
+    parts = sum(history[f"{part}_bytes_total"][-1] for part in ("upload", "broadcast", "received"))
+    assert 100_000 <= history["total_bytes"][-1] == parts < 105_000
     history = run_rows(mushrooms, Limits(server_steps=10_000, at_target=True), Evaluation(target=0.1))
     assert history["metric"][-1] <= 0.1 < history["metric"][-2]
     history = run_rows(mushrooms, Limits(server_steps=10, at_target=True), Evaluation(target=100.0))

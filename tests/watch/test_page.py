@@ -90,7 +90,7 @@ def test_runs_of_one_name_are_told_apart_and_share_the_charts():
         "mine · seed b",
     ]
     keys = [chart["key"] for chart in json.loads(picture.charts)]
-    assert keys == ["uploads", "bytes", "lag", "staleness", "traffic"]
+    assert keys == ["uploads", "bytes", "lag", "staleness", "parts"]
     assert all(f'id="plot-{key}"' in picture.figures for key in keys)
 
 

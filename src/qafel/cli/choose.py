@@ -44,11 +44,11 @@ from qafel.search.planning import (
     caveats,
     column,
     default_candidates,
-    for_thin_downlinks,
     make_plan,
     plan_json,
     reasons,
     theory,
+    with_catch_up,
 )
 from qafel.search.runner import RunSpec, make_runs
 from qafel.search.space import parse_search, uneven
@@ -73,8 +73,9 @@ def plan(
     ] = None,
     target: TargetOption = None,
     count: Annotated[
-        Counted, typer.Option(help="The bytes that count: uploads and broadcasts, or uploads and downloads.")
-    ] = "sent",
+        Counted,
+        typer.Option(help="The bytes that count: all, or uploads with broadcasts (sent) or downloads (received)."),
+    ] = "total",
     most_uploads: Annotated[
         float, advanced(min=1, help="Accept at most this many times the uploads of FedBuff.")
     ] = 2.0,
@@ -111,7 +112,7 @@ def plan(
     budget_bytes = None if byte_budget is None else read_bytes(byte_budget, "--byte-budget")
     if client_budget is not None:
         count, budget_bytes = "received", task.clients * read_bytes(client_budget, "--client-budget")
-    config = for_thin_downlinks(config, task.layout) if count == "received" else config
+    config = with_catch_up(config, count, task.layout)
     base = default_candidates(config, task.layout)
     candidates = Candidates(
         client_quantizer or base.clients, server_quantizer or base.servers, buffer_size or base.buffers
@@ -153,7 +154,7 @@ def _show_plan(made: BudgetPlan, theory: list[str], clients: int) -> None:
     request, best = made.request, made.recommended
     for caveat in caveats(made):
         console.print(f"[yellow]note:[/] {caveat}", highlight=False)
-    counted = "up and broadcast" if request.counted == "sent" else "up and received"
+    counted = {"total": "in total", "sent": "up and broadcast", "received": "up and received"}[request.counted]
     aims = [] if request.target is None else [f"target {request.target:g}"]
     aims += [] if request.budget_bytes is None else [f"{human_bytes(request.budget_bytes)} {counted}"]
     aims += [] if request.budget_s is None else [f"{request.budget_s:g} of the recipe's clock"]

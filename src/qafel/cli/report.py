@@ -20,16 +20,17 @@ from qafel.errors import DataError, NothingToShow, OutputError, QafelError
 from qafel.files import writing
 from qafel.report import comparison_figure, write_report
 from qafel.report.groups import run_labels
-from qafel.runs.reading import Run, folder_name, is_moved_aside, run_directories
+from qafel.runs.reading import BYTES, Run, folder_name, is_moved_aside, run_directories
 from qafel.search.runner import RunSpec, make_runs, unfinished
 from qafel.text import human_bytes
 from qafel.workers import worker_count
 
 _DAMAGED = "damaged"
-REFERENCE = "mushrooms-fedbuff"
+REFERENCE, LINKED = "mushrooms-fedbuff", "mushrooms-qafel-linked"
 RECIPES = (
     REFERENCE,
     "mushrooms-qafel-4bit",
+    LINKED,
     "mushrooms-qafel-qsgd",
     "mushrooms-direct-qsgd",
     "mushrooms-qafel-topk",
@@ -37,7 +38,7 @@ RECIPES = (
 )
 PICTURE = {
     REFERENCE: "FedBuff, no quantization",
-    "mushrooms-qafel-4bit": "QAFeL, 4 bits up and down",
+    LINKED: "QAFeL, 4 bits, linked starts",
     "mushrooms-qafel-qsgd": "QAFeL, 3 bits down",
     "mushrooms-direct-qsgd": "Direct quantization, 3 bits down",
 }
@@ -130,7 +131,11 @@ def demo(
     """
     drawing.require_drawing()
     overrides = [f"stop.server_steps={steps}", "evaluation.every=10"]
-    configs = [load_recipe(name, overrides, seed) for name in RECIPES]
+    linked = [*overrides, f"name={LINKED}", "description='QAFeL, 4 bits, linked'", "algorithm.catch_up=auto"]
+    configs = [
+        load_recipe("mushrooms-qafel-4bit", linked, seed) if name == LINKED else load_recipe(name, overrides, seed)
+        for name in RECIPES
+    ]
     planned = [RunSpec(config.description, config) for config in configs]
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
@@ -153,28 +158,17 @@ def demo(
 def _demo_table(descriptions: list[str], summaries: Sequence[Mapping[str, Any]]) -> Table:
     reference = next(summary for summary in summaries if summary["name"] == REFERENCE)
     table = figures_table(
-        "Mushrooms: 100 clients, K = 10, P = 10; × is relative to FedBuff",
-        *("method", "f(x) − f*", "×", "uploads", "sent up", "broadcast", "traffic ×"),
+        f"Mushrooms, 100 clients, {reference['uploads']:,} uploads; × is relative to FedBuff",
+        *("method", "f(x) − f*", "total bytes", "×", "up", "broadcast", "received"),
     )
     for description, summary in zip(descriptions, summaries, strict=True):
+        final, least = summary["metric_final"], reference["metric_final"]
+        colour = "red" if final is None or least is None or final > 2 * least else "green"
         table.add_row(
             description,
-            "–" if summary["metric_final"] is None else f"{summary['metric_final']:.3e}",
-            _times(summary["metric_final"], reference["metric_final"]),
-            f"{summary['uploads']:,}",
-            human_bytes(summary["upload_bytes_total"]),
-            human_bytes(summary["broadcast_bytes_total"]),
-            f"{_traffic(summary) / _traffic(reference):.3f}",
+            f"[{colour}]{'–' if final is None else f'{final:.3e}'}[/]",
+            human_bytes(summary["total_bytes"]),
+            f"{summary['total_bytes'] / reference['total_bytes']:.3f}",
+            *(human_bytes(summary[part]) for part in BYTES),
         )
     return table
-
-
-def _times(metric: float | None, reference: float | None) -> str:
-    if metric is None or not reference:
-        return "–"
-    worse = metric / reference
-    return f"[{'red' if worse > 2 else 'green'}]{worse:.2f}[/]"
-
-
-def _traffic(summary: Mapping[str, Any]) -> int:
-    return int(summary["upload_bytes_total"] + summary["broadcast_bytes_total"])

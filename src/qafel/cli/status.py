@@ -88,7 +88,7 @@ def _screen(found: list[RunStatus]) -> Table:
 
 def _table(found: list[RunStatus]) -> Table:
     """A line for each run, in 80 columns; long names wrap."""
-    table = figures_table("", "run", "state", "version", "updates", "/s", "lag", "bytes", "metric", words=2)
+    table = figures_table("", "run", "state", "version", "updates", "/s", "lag", "total", "metric", words=2)
     table.title = None
     for column in table.columns[:2]:
         column.no_wrap, column.overflow, column.min_width = False, "fold", 8
@@ -102,7 +102,7 @@ def _table(found: list[RunStatus]) -> Table:
             human_count(state.uploads),
             human_count(round(state.updates_per_s)),
             human_count(max(state.training.values(), default=math.nan)),
-            human_bytes(state.upload_bytes_total + state.broadcast_bytes_total),
+            human_bytes(state.total_bytes),
             UNKNOWN if state.metric is None else human_metric(state.metric),
         )
         table.add_row(*map(Text, cells))
@@ -132,6 +132,7 @@ def _in_full(one: RunStatus) -> Table:
     if state.failing_count:
         reasons = "; ".join(f"{client}: {why}" for client, why in state.failing.items())
         add("failing", f"training fails on {counted(state.failing_count, 'client')}: {reasons}")
+    add("total bytes", human_bytes(state.total_bytes))
     add("sent up", human_bytes(state.upload_bytes_total))
     add("broadcast", human_bytes(state.broadcast_bytes_total))
     add("received", f"{human_bytes(state.received_bytes_total)} reported by the clients")

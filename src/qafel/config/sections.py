@@ -256,35 +256,35 @@ class Limits(Section):
     server_steps    number of server steps; 10,000 if a recipe sets no limit
     uploads         number of accepted uploads
     virtual_time    virtual time; deployments have no such limit
-    traffic_bytes   bytes uploaded plus bytes broadcast, each broadcast counted once
+    total_bytes     bytes uploaded, broadcast (each broadcast counted once) and received by starting clients
     at_target       whether to stop at the first evaluation that reaches the target
     """
 
     server_steps: int | None = Field(None, ge=1)
     uploads: int | None = Field(None, ge=1)
     virtual_time: float | None = Field(None, gt=0)
-    traffic_bytes: int | None = Field(None, ge=1)
+    total_bytes: int | None = Field(None, ge=1)
     at_target: bool = False
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
-        if not any((self.server_steps, self.uploads, self.virtual_time, self.traffic_bytes)):
-            raise ValueError("set at least one of server_steps, uploads, virtual_time and traffic_bytes")
+        if not any((self.server_steps, self.uploads, self.virtual_time, self.total_bytes)):
+            raise ValueError("set at least one of server_steps, uploads, virtual_time and total_bytes")
         return self
 
-    def reached(self, version: int, uploads: int, traffic_bytes: int, virtual_time: float = -math.inf) -> bool:
+    def reached(self, version: int, uploads: int, total_bytes: int, virtual_time: float = -math.inf) -> bool:
         """Whether a run that has come so far ends now. The target is for `runs.progress.Progress` to know."""
         return (
             (self.server_steps is not None and version >= self.server_steps)
             or (self.uploads is not None and uploads >= self.uploads)
             or (self.virtual_time is not None and virtual_time >= self.virtual_time)
-            or (self.traffic_bytes is not None and traffic_bytes >= self.traffic_bytes)
+            or (self.total_bytes is not None and total_bytes >= self.total_bytes)
         )
 
-    def share_done(self, version: int, uploads: int, traffic_bytes: int, virtual_time: float) -> float:
+    def share_done(self, version: int, uploads: int, total_bytes: int, virtual_time: float) -> float:
         """How far a run is towards the nearest of its limits, from 0 to 1 and a little beyond."""
-        reached = (version, uploads, traffic_bytes, virtual_time)
-        ends = (self.server_steps, self.uploads, self.traffic_bytes, self.virtual_time)
+        reached = (version, uploads, total_bytes, virtual_time)
+        ends = (self.server_steps, self.uploads, self.total_bytes, self.virtual_time)
         return max(now / end for now, end in zip(reached, ends, strict=True) if end is not None)
 
     def require_target(self, evaluation: Evaluation) -> None:

@@ -70,7 +70,7 @@ class Bars:
     hover: tuple[str, ...] = ()
     text: str = ""
     """Text after the end of the last bar."""
-    pale: bool = False
+    opacity: float = 1.0
 
 
 @final

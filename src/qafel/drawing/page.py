@@ -243,7 +243,7 @@ def _bars(bars: Bars, lying: bool, style: Style) -> Trace:
         "orientation": "h" if lying else "v",
         "x": length if lying else at,
         "y": at if lying else length,
-        "marker": {"color": style.colour, "opacity": 0.45 if bars.pale else 1.0},
+        "marker": {"color": style.colour, "opacity": bars.opacity},
         "customdata": [_lines(words) for words in bars.hover],
         "hovertemplate": "%{customdata}<extra>%{fullData.name}</extra>",
         "text": [""] * (len(at) - 1) + [escape(bars.text)],

@@ -218,11 +218,9 @@ def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
 
 
 def _fill(bars: Bars, style: Style) -> str:
-    """Return the style's colour, for pale bars mixed with white. It is opaque."""
-    if not bars.pale:
-        return style.colour
+    """Return the style's colour mixed with white, by the opacity of the bars."""
     parts = (int(style.colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - 0.45 * (255 - part)):02x}" for part in parts)
+    return "#" + "".join(f"{round(255 - bars.opacity * (255 - part)):02x}" for part in parts)
 
 
 def _within(values: Values, limits: Ends, log: bool) -> Values:

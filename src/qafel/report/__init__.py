@@ -86,9 +86,9 @@ def _figures(group: Group, alone: bool) -> tuple[str, ...]:
         "Values are mean ± standard deviation over seeds, or the mean. A winner is named only if its range over seeds "
         "does not overlap with any other. " * group.repeated,
         "A single seed does not show a range: its difference may be chance. " * single,
-        "To target: uploads, and bytes up and broadcast, at the first evaluation that meets it. " * bool(group.targets),
-        "Traffic ratio: bytes uploaded plus broadcast (each broadcast counted once), relative "
-        f"to {group.styles[group.reference].label}. Received: downloads of the participating clients. "
+        "To target: uploads and total bytes at the first evaluation that meets it. " * bool(group.targets),
+        "Total bytes: up, broadcast (each broadcast counted once) and received (downloads of starting clients). "
+        f"Ratio: total bytes relative to {group.styles[group.reference].label}. "
         "By all: if every client received every broadcast. 1 MB is 10⁶ bytes.",
     )
     return (
@@ -109,21 +109,21 @@ def _settings(runs: Sequence[Run], groups: Sequence[Group], styles: Sequence[Sty
 
 
 _SENT = (
-    *("uploads", "up", "broadcast", "received", "received by all"),
-    *("traffic ratio", "staleness mean", "max", "wall time", "uploads/s"),
+    *("uploads", "total bytes", "ratio", "up", "broadcast", "received", "received by all"),
+    *("staleness mean", "max", "wall time", "uploads/s"),
 )
 
-_traffic: Figure = attrgetter("traffic_total")
+_total: Figure = attrgetter("total_bytes")
 _PROVENANCE = ("task", "algorithm", "seed", "model_sha256", "hidden_state_sha256")
 
 
 def headline_table(group: Group) -> str:
-    """Return a row per label: metric, cost to the target, traffic, staleness and time.
+    """Return a row per label: metric, cost to the target, bytes, staleness and time.
 
     Metric and cost are mean ± standard deviation over seeds; the rest are means.
     """
     name = f'<span class="{"short" if len(group.metric) <= 12 else "long"}">{escape(group.metric)}</span>'
-    to_target = ("uploads to target", "bytes to target") if group.targets else ()
+    to_target = ("uploads to target", "total bytes to target") if group.targets else ()
     seeds = ("seeds",) if group.repeated else ()
     columns = ("run", *seeds, Html(f"final {name}"), Html(f"best {name}"), *to_target, *_SENT)
     rows = (_headline(group, own, style) for own, style in group.styled)
@@ -142,15 +142,16 @@ def _headline(group: Group, own: Repeats, style: Style) -> list[str]:
             _or_not(own, to_target(group, "uploads"), human_count),
             _or_not(own, to_target(group, "bytes"), human_bytes),
         ]
-    reference = group.members[group.reference].spread(_traffic).mean
+    total, reference = own.spread(_total).mean, group.members[group.reference].spread(_total).mean
     return [
         *cells,
         human_count(mean("uploads")),
+        human_bytes(total),
+        human_ratio(ratio(total, reference)),
         human_bytes(mean("upload_bytes_total")),
         human_bytes(mean("broadcast_bytes_total")),
         human_bytes(mean("received_bytes_total")),
         human_bytes(mean("received_by_all_bytes_total")),
-        human_ratio(ratio(own.spread(_traffic).mean, reference)),
         human_count(mean("staleness_mean")),
         human_count(mean("staleness_max")),
         human_seconds(mean("wall_s")),
@@ -200,10 +201,10 @@ def ratio(value: float, reference: float) -> float:
 
 
 def lead_sentence(group: Group) -> str:
-    """Return the winners as HTML: cost to the target, final metric, traffic. Empty for a single member.
+    """Return the winners as HTML: cost to the target, final metric, bytes. Empty for a single member.
 
     A winner is named only if its range over seeds does not overlap with any other. Diverged members never win, and
-    unfinished ones never win by traffic.
+    unfinished ones never win by bytes.
     """
     if len(group.members) < 2:
         return ""
@@ -215,7 +216,7 @@ def lead_sentence(group: Group) -> str:
         fair and not own.unfinished and math.isfinite(final.mean)
         for own, final, fair in zip(group.members, finals, sound, strict=True)
     ]
-    said_least = [] if said else _winner(group, "Least traffic", _traffic, ended, partial(_bytes, group))
+    said_least = [] if said else _winner(group, "Fewest total bytes", _total, ended, partial(_bytes, group))
     said += _winner(group, f"{lowest} final {escape(group.metric)}", final_of, sound, human_metric, group.goal)
     return " ".join([*said, *said_least])
 
@@ -225,10 +226,10 @@ def _reached(group: Group, sound: Sequence[bool]) -> list[str]:
     if group.shared_target is None:
         return []
     goal = f"{escape(group.metric)} {'≤' if group.goal == 'min' else '≥'} {group.shared_target:g}"
-    uploads, traffic = to_target(group, "uploads"), to_target(group, "bytes")
+    uploads, total = to_target(group, "uploads"), to_target(group, "bytes")
     return [
         *_winner(group, f"Fewest uploads to {goal}", uploads, sound, human_count),
-        *_winner(group, "Fewest bytes", traffic, sound, partial(_bytes, group, figure=traffic)),
+        *_winner(group, "Fewest total bytes", total, sound, partial(_bytes, group, figure=total)),
     ]
 
 
@@ -263,16 +264,16 @@ def _listed(group: Group, indices: Sequence[int]) -> str:
 
 
 def to_target(group: Group, what: Literal["uploads", "bytes"]) -> Figure:
-    """Return a figure: uploads or bytes when a run first met its target. Infinite if never, NaN without a target."""
-    return lambda run: run.at_target(run.column("uploads") if what == "uploads" else run.traffic, group.goal)
+    """Return uploads or total bytes when a run first met its target. Infinite if never, NaN without a target."""
+    return lambda run: run.at_target(run.column("uploads") if what == "uploads" else run.bytes_so_far, group.goal)
 
 
-def _bytes(group: Group, value: float, figure: Figure = _traffic) -> str:
+def _bytes(group: Group, value: float, figure: Figure = _total) -> str:
     """Return bytes and their ratio to the reference, unless it is the reference itself."""
     times = ratio(value, group.members[group.reference].spread(figure).mean)
     if times == 1 or not times > 0:
         return human_bytes(value)
-    return f"{human_bytes(value)}, {human_ratio(times)} the traffic of {_strong(group, group.reference)}"
+    return f"{human_bytes(value)}, {human_ratio(times)} the total bytes of {_strong(group, group.reference)}"
 
 
 def _strong(group: Group, index: int) -> str:

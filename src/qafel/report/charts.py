@@ -1,9 +1,9 @@
-"""Runs as panels: metric, hidden-state lag, staleness and traffic for the page; the metric alone for print."""
+"""Runs as panels: metric, hidden-state lag, staleness and bytes for the page; the metric alone for print."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from itertools import zip_longest
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BINS = 24
-_BYTES = "bytes uploaded and broadcast"
+_BYTES = "total bytes"
+_PARTS = {"upload": 1.0, "broadcast": 0.6, "received": 0.3}
+"""The parts of total bytes, and the opacity of their bars."""
 
 
 class Charts(NamedTuple):
@@ -56,14 +58,13 @@ def report_panels(group: Group, suffix: str = "") -> tuple[Panel, ...]:
         _time_panel(group, view),
         _lag_panel(group),
         _staleness_panel(group),
-        _traffic_panel(group),
-        _received_panel(group),
+        _parts_panel(group),
     )
     return tuple(replace(panel, key=panel.key + suffix) for panel in panels if panel.series or panel.bars)
 
 
 def comparison_figure(runs: Sequence[Run]) -> Figure:
-    """Draw the metric of all `runs` for print, by server steps and by bytes uploaded and broadcast.
+    """Draw the metric of all `runs` for print, by server steps and by total bytes.
 
     Each task and metric has its own row of panels.
     """
@@ -78,7 +79,7 @@ def comparison_figure(runs: Sequence[Run]) -> Figure:
         left = _metric_panel(group, view, "steps", *by)
         task = f"{group.task}, " if len(groups) > 1 else ""
         panels.append(replace(left, title=f"{task}by {left.x.label}"))
-        panels.append(replace(_bytes_panel(group, view), title=f"{task}by bytes"))
+        panels.append(replace(_bytes_panel(group, view), title=f"{task}by {_BYTES}"))
     return drawing.printed.draw(panels, styles=all_styles(groups), columns=2)
 
 
@@ -105,9 +106,9 @@ def _metric_panel(group: Group, view: MetricView, by: str, label: str, across: A
 
 
 def _bytes_panel(group: Group, view: MetricView) -> Panel:
-    log = _totals_differ([run.traffic for own in group.members for run in own.runs])
-    panel = _metric_panel(group, view, "bytes", _BYTES, attrgetter("traffic"), log)
-    return replace(panel, title=f"{group.metric} by bytes", x=replace(panel.x, unit="B"))
+    log = _totals_differ([run.bytes_so_far for own in group.members for run in own.runs])
+    panel = _metric_panel(group, view, "bytes", _BYTES, attrgetter("bytes_so_far"), log)
+    return replace(panel, x=replace(panel.x, unit="B"))
 
 
 def _time_panel(group: Group, view: MetricView) -> Panel:
@@ -161,36 +162,23 @@ def _staleness_panel(group: Group) -> Panel:
     return Panel("staleness", "Staleness", x, y, bars=tuple(bars), wide=True)
 
 
-def _traffic_panel(group: Group) -> Panel:
-    """Return a row per label: bytes uploaded, then bytes broadcast."""
-    parts = {"upload_bytes_total": "uploaded", "broadcast_bytes_total": "broadcast"}
-    note = "Solid: uploaded. Light: broadcast, each counted once."
-    return _rows(group, "traffic", "Traffic", _BYTES, parts, note)
-
-
-def _received_panel(group: Group) -> Panel:
-    """Return a row per label: bytes that participating clients received."""
-    parts = {"received_bytes_total": "received"}
-    panel = _rows(group, "received", "Received by participating clients", "bytes received", parts)
-    counted = {bars.label for bars in panel.bars}
-    uncounted = [style.label for style in group.styles if style.label not in counted]
-    return replace(panel, note=f"Not counted: {', '.join(uncounted)}.") if uncounted else panel
-
-
-def _rows(group: Group, key: str, title: str, label: str, parts: Mapping[str, str], note: str = "") -> Panel:
-    """Return one row per label with the mean total beside it. Unknown parts are left out."""
+def _parts_panel(group: Group) -> Panel:
+    """Return a row per label with the parts of its total bytes, and the total beside it. Unknown parts are left out."""
     bars: list[Bars] = []
+    uncounted = []
     for row, (own, style) in enumerate(group.styled):
-        means = {word: own.spread(column).mean for column, word in parts.items()}
+        means = {word: own.spread(f"{word}_bytes_total").mean for word in _PARTS}
         known = {word: mean for word, mean in means.items() if math.isfinite(mean)}
-        for number, (word, value) in enumerate(known.items()):
-            total = human_bytes(sum(known.values())) if number == len(known) - 1 else ""
-            hover = (f"{human_bytes(value)} {word}",)
-            pale = word == "broadcast"
-            bars.append(Bars(style.label, np.array([float(row)]), np.array([value]), hover, total, pale))
-    names = short_labels([style.label for style in group.styles])
-    x, y = Axis(label, unit="B"), Axis("", names=names)
-    return Panel(key, title, x, y, note=note, bars=tuple(bars), arrangement="rows")
+        if known and "received" not in known:
+            uncounted.append(style.label)
+        for number, (word, mean) in enumerate(known.items(), start=1):
+            total = human_bytes(sum(known.values())) if number == len(known) else ""
+            hover = (f"{human_bytes(mean)} {word}",)
+            bars.append(Bars(style.label, np.array([float(row)]), np.array([mean]), hover, total, _PARTS[word]))
+    note = "From solid to light: uploaded, broadcast (each broadcast counted once), received by starting clients."
+    note += f" Received bytes are not counted: {', '.join(uncounted)}." if uncounted else ""
+    y = Axis("", names=short_labels([style.label for style in group.styles]))
+    return Panel("parts", "Total bytes", Axis(_BYTES, unit="B"), y, note=note, bars=tuple(bars), arrangement="rows")
 
 
 def _curves(group: Group, found: Sequence[MeanCurve]) -> tuple[Series, ...]:

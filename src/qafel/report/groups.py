@@ -139,7 +139,7 @@ class Group:
 
     @property
     def reference(self) -> int:
-        """The member to compare traffic with: the first FedBuff, else the first. Finished, sound members come first."""
+        """The member to compare bytes with: the first FedBuff, else the first. Finished, sound members come first."""
         sound = [index for index, own in enumerate(self.members) if not own.unfinished and not own.diverged]
         candidates = sound or range(len(self.members))
         return next((index for index in candidates if _is_fedbuff(self.members[index].runs[0])), candidates[0])

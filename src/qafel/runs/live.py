@@ -76,6 +76,7 @@ class LiveState:
     version: Count
     """In a deployment, the version of the last published broadcast."""
     uploads: Count = 0
+    total_bytes: Count = 0
     upload_bytes_total: Count = 0
     broadcast_bytes_total: Count = 0
     received_bytes_total: Count = 0
@@ -272,7 +273,7 @@ _KNOWN = (
     *("staleness_max", "staleness_histogram", "virtual_time_unit"),
 )
 _PERHAPS = (
-    *("received_bytes_total", "received_by_all_bytes_total", "staleness_mean", "virtual_time"),
+    *("total_bytes", "received_bytes_total", "received_by_all_bytes_total", "staleness_mean", "virtual_time"),
     *("wall_s", "updates_per_s"),
 )
 _SUMMARY_FIELDS: dict[str, Any] = {
@@ -301,6 +302,7 @@ def figures_so_far(task: Task, server: Server, traffic: Traffic, progress: Progr
     return {
         "clients": task.clients,
         "uploads": traffic.uploads,
+        "total_bytes": traffic.total_bytes,
         "upload_bytes_total": traffic.upload_bytes,
         "broadcast_bytes_total": traffic.broadcast_bytes,
         "received_bytes_total": traffic.received_bytes,
@@ -395,15 +397,15 @@ def figures_of(summary: Summary) -> list[tuple[str, str]]:
     """Return the main figures of a simulated run for people: pairs of name and text."""
     final = summary["metric_final"]
     reached = summary["uploads_to_target"]
+    parts = {word: summary[f"{word}_bytes_total"] for word in ("upload", "broadcast", "received")}
+    words = (f"{human_bytes(count)} {'up' if word == 'upload' else word}" for word, count in parts.items())
     target = "not reached" if reached is None else f"reached after {counted(reached, 'upload')}"
     return [
         ("status", summary["status"]),
         (summary["metric_name"], "–" if final is None else f"{final:.6g}  (best {summary['metric_best']:.6g})"),
         ("server steps", f"{summary['server_steps']:,}"),
         ("uploads", f"{summary['uploads']:,}, {summary['upload_bytes_mean']:,.0f} bytes each"),
-        ("sent up", human_bytes(summary["upload_bytes_total"])),
-        ("broadcast", human_bytes(summary["broadcast_bytes_total"])),
-        ("received", f"{human_bytes(summary['received_bytes_total'])} by the clients that took part"),
+        ("total bytes", f"{human_bytes(sum(parts.values()))}: {', '.join(words)}"),
         ("staleness", f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}"),
         *([] if summary["target"] is None else [("target", target)]),
         (

@@ -117,8 +117,8 @@ class Traffic:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes uploaded plus bytes broadcast, each broadcast counted once."""
-        return self.upload_bytes + self.broadcast_bytes
+        """Bytes uploaded, broadcast (each broadcast counted once) and received by participating clients."""
+        return self.upload_bytes + self.broadcast_bytes + self.received_bytes
 
 
 def histogram_mean(counts: list[int]) -> float:
@@ -141,6 +141,8 @@ class Row:
     version: Count
     uploads: Count
     virtual_time: Amount
+    total_bytes: Count
+    """Uploaded, broadcast and received: the sum of the next three."""
     upload_bytes_total: Count
     broadcast_bytes_total: Count
     received_bytes_total: Count | None
@@ -251,6 +253,7 @@ class Progress:
             version=point.version,
             uploads=traffic.uploads,
             virtual_time=point.virtual_time,
+            total_bytes=traffic.total_bytes,
             upload_bytes_total=traffic.upload_bytes,
             broadcast_bytes_total=traffic.broadcast_bytes,
             received_bytes_total=traffic.received_bytes,

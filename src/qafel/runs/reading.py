@@ -196,6 +196,9 @@ def _nothing_yet(what: str) -> NothingToShow:
 
 Column: TypeAlias = NDArray[np.float64]
 
+BYTES = ("upload_bytes_total", "broadcast_bytes_total", "received_bytes_total")
+"""The parts of total bytes."""
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -259,14 +262,14 @@ class Run:
         return str(task.get("name", "") if isinstance(task, Mapping) else task)
 
     @property
-    def traffic(self) -> Column:
-        """Bytes so far, per evaluation: uploads, and each broadcast once."""
-        return self.column("upload_bytes_total") + self.column("broadcast_bytes_total")
+    def bytes_so_far(self) -> Column:
+        """Total bytes at each evaluation: up, broadcast (each broadcast once) and received by starting clients."""
+        return np.add.reduce([self.column(part) for part in BYTES])
 
     @property
-    def traffic_total(self) -> float:
-        """Bytes of the whole run: uploads, and each broadcast once."""
-        return self.number("upload_bytes_total") + self.number("broadcast_bytes_total")
+    def total_bytes(self) -> float:
+        """Total bytes of the whole run; NaN if the run did not count received bytes."""
+        return sum(self.number(part) for part in BYTES)
 
     @property
     def goal(self) -> Goal:

@@ -37,8 +37,6 @@ SMALLEST_TRELLIS = 1024
 """With fewer coordinates `trellis` sends the same as `rotated`."""
 SMALL_CLIENTS = ("rotated:4", "rotated:3", "rotated:2", "rotated:1")
 SMALL_SERVERS = ("rotated:4", "rotated:3", "sign")
-SNAPSHOT = "trellis:4"
-"""The snapshot quantizer of a plan that counts received bytes."""
 FACTOR = 4
 """Each round keeps one candidate in four, and is four times as long as the round before."""
 FINALISTS = 3
@@ -50,8 +48,8 @@ _SLACK = 1.1
 _FEWEST, _MOST = 160, 400
 """Evaluations of a pilot."""
 
-Counted: TypeAlias = Literal["sent", "received"]
-"""The bytes that count: uploads and each broadcast once; or uploads and downloads of clients that start."""
+Counted: TypeAlias = Literal["total", "sent", "received"]
+"""The bytes that count: uploads, each broadcast once and downloads of starting clients; or only one of the last two."""
 MakeRuns: TypeAlias = Callable[[Sequence[RunSpec]], None]
 
 
@@ -98,13 +96,16 @@ def default_candidates(config: Config, layout: Layout) -> Candidates:
     return Candidates(up, down, sizes)
 
 
-def for_thin_downlinks(config: Config, layout: Layout) -> Config:
-    """The recipe with quantized snapshots, unless it states how clients catch up or the model is small."""
-    algorithm = config.algorithm
-    if algorithm.catch_up != "exact" or layout.size < SMALLEST_TRELLIS:
+def with_catch_up(config: Config, counted: Counted, layout: Layout) -> Config:
+    """The recipe with the shortest downloads if they count and its parts allow, unless it states its `catch_up`."""
+    if counted == "sent" or "catch_up" in config.algorithm.model_fields_set:
         return config
-    snapshots = {**algorithm.model_dump(), "catch_up": {"name": "snapshot", "quantizer": SNAPSHOT}}
-    return config.model_copy(update={"algorithm": type(algorithm).model_validate(snapshots)})
+    shortest = config.algorithm.model_copy(update={"catch_up": "auto"})
+    try:
+        shortest.compose(layout)
+    except ConfigError:
+        return config
+    return config.model_copy(update={"algorithm": shortest})
 
 
 @final
@@ -128,7 +129,7 @@ class PlanRequest:
     target: float | None = None
     budget_bytes: float | None = None
     budget_s: float | None = None
-    counted: Counted = "sent"
+    counted: Counted = "total"
     most_uploads: float = 2.0
     pilot_uploads: int = 20_000
     seeds: int = 3
@@ -159,7 +160,8 @@ class Spent(NamedTuple):
     time: float
 
     def bytes_of(self, counted: Counted) -> float:
-        return self.upload_bytes + (self.broadcast_bytes if counted == "sent" else self.received_bytes)
+        broadcast = self.broadcast_bytes if counted != "received" else 0.0
+        return self.upload_bytes + broadcast + (self.received_bytes if counted != "sent" else 0.0)
 
     def times(self, uploads: float) -> Spent:
         return Spent(*(uploads * value for value in self))
@@ -233,8 +235,8 @@ class BudgetPlan:
         """The recommended pair as a recipe, which ends at the budget or at the target."""
         request, config = self.request, self.request.config
         stop = config.stop.model_dump(exclude_none=True)
-        if request.budget_bytes is not None and request.counted == "sent":
-            stop = {"traffic_bytes": int(request.budget_bytes)}
+        if request.budget_bytes is not None and request.counted == "total":
+            stop = {"total_bytes": int(request.budget_bytes)}
         elif request.budget_bytes is not None:
             stop = {"uploads": max(1, math.floor(self.recommended.run_uploads))}
         if request.budget_s is not None:
@@ -247,7 +249,10 @@ class BudgetPlan:
 
 
 def with_pair(config: Config, pair: Pair, name: str, **sections: Any) -> Config:
-    """The recipe with other quantizers and K, and with other `sections`. The step per upload stays the same."""
+    """The recipe with other quantizers and K, and with other `sections`. The step per upload stays the same.
+
+    Without quantizers it is FedBuff, whose starts are exact.
+    """
     table = config.model_dump(exclude_none=True)
     algorithm = table["algorithm"]
     grown = pair.buffer_size / algorithm["buffer_size"] if algorithm["accumulator"] == "mean" else 1.0
@@ -258,6 +263,8 @@ def with_pair(config: Config, pair: Pair, name: str, **sections: Any) -> Config:
         "buffer_size": pair.buffer_size,
         "server_lr": algorithm["server_lr"] * grown,
     }
+    if pair.client == pair.server == "none":
+        algorithm["catch_up"] = "exact"
     return Config.from_dict(table | sections | {"name": name}, name)
 
 
@@ -336,10 +343,10 @@ class _Race:
         every = min(max(evaluation_interval(config), pilot // _MOST), max(1, pilot // _FEWEST))
         evaluation = config.evaluation.model_dump(exclude_none=True) | {"unit": "uploads", "every": every}
         evaluation.pop("target", None)
-        tag = re.sub(r"[^\w.]+", "-", f"{pair.client}-{pair.server}-k{pair.buffer_size}-every{every}")
-        name = f"{config.name}-{tag}"
-        made = with_pair(config, pair, name, stop={"uploads": uploads}, evaluation=evaluation)
-        return RunSpec(str(pair), made.model_copy(update={"seed": seed}))
+        made = with_pair(config, pair, config.name, stop={"uploads": uploads}, evaluation=evaluation)
+        tag = f"{pair.client}-{pair.server}-{made.algorithm.catch_up}-k{pair.buffer_size}-every{every}"
+        name = re.sub(r"[^\w.]+", "-", tag)
+        return RunSpec(str(pair), made.model_copy(update={"name": f"{config.name}-{name}", "seed": seed}))
 
     def _covers(self, run: RunSpec) -> bool:
         """Whether the folder holds the run, or a longer one, or one that diverged."""
@@ -533,9 +540,10 @@ def column(it: Prediction, clients: int) -> dict[str, str]:
         **aimed,
         "times FedBuff's uploads": f"{it.slowdown:.2f}" if math.isfinite(it.slowdown) else "∞",
         "uploads of the run": human_count(it.run_uploads),
-        "bytes up": human_bytes(it.spent.upload_bytes),
-        "bytes broadcast": human_bytes(it.spent.broadcast_bytes),
-        "bytes received": human_bytes(it.spent.received_bytes),
+        "total bytes": human_bytes(it.spent.bytes_of("total")),
+        "up": human_bytes(it.spent.upload_bytes),
+        "broadcast": human_bytes(it.spent.broadcast_bytes),
+        "received": human_bytes(it.spent.received_bytes),
         "up and received per client": human_bytes(it.spent.bytes_of("received") / clients),
         "time": human_seconds(it.spent.time),
         "metric at the end": metric if worst == best else f"{metric} ({worst} to {best})",

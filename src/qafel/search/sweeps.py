@@ -28,7 +28,7 @@ from qafel.config import Config, load_recipe
 from qafel.drawing.page import table
 from qafel.errors import ConfigError, DataError, OutputError, PartFailed, UserError
 from qafel.files import write_atomically, writing
-from qafel.runs.reading import History, Run, Spread, number_of
+from qafel.runs.reading import BYTES, History, Run, Spread, number_of
 from qafel.runs.trackers import NOT_TRACKED, Track, track_of
 from qafel.search.runner import RunSpec, Watcher, make_runs, unfinished
 from qafel.simulator.api import quantizer_warnings
@@ -89,7 +89,7 @@ class Sweep:
         return self._table.to_pandas()
 
     def plot(self) -> Plot:
-        """The metric by server steps and by bytes. Runs that differ only by seed are one curve with their range.
+        """The metric by server steps and by total bytes. Runs that differ only by seed are one curve with their range.
 
         A notebook shows the result; `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
         """
@@ -111,7 +111,7 @@ class Sweep:
         metrics = {row["metric_name"] for row in self.rows if row.get("metric_name")}
         final = f"final {metrics.pop()}" if len(metrics) == 1 else "final metric"
         rows = [[name, *_over_seeds(same)] for name, same in kinds.items()]
-        return ["run", "seeds", final, "uploads", "traffic", ""], rows
+        return ["run", "seeds", final, "uploads", "total bytes", ""], rows
 
     @property
     def _table(self) -> History:
@@ -201,13 +201,13 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     others = [row["status"] for row in rows if row["status"] != "finished"]
 
     def spread(*keys: str) -> Spread:
-        return Spread.of(sum(number_of(row[key]) for key in keys) for row in ended)
+        return Spread.of(sum(number_of(row.get(key)) for key in keys) for row in ended)
 
     return [
         str(len(ended)),
         spread("metric_final").text(human_metric),
         human_count(spread("uploads").mean),
-        human_bytes(spread("upload_bytes_total", "broadcast_bytes_total").mean),
+        human_bytes(spread(*BYTES).mean),
         ", ".join(f"{others.count(status)} {status}" for status in dict.fromkeys(others)),
     ]
 

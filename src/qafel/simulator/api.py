@@ -63,7 +63,7 @@ class Result:
     settings: Mapping[str, Any]
 
     def plot(self, *others: Result) -> Plot:
-        """Plot the metric by server steps and by bytes, for this run and `others`.
+        """Plot the metric by server steps and by total bytes, for this run and `others`.
 
         A notebook shows the returned plot. `.save("plot.png")` writes it, and `.figure` is the matplotlib figure.
         """
@@ -76,7 +76,7 @@ class Result:
         return self.history.to_pandas()
 
     def __repr__(self) -> str:
-        lines = (f"    {name:12}  {figure}" for name, figure in figures_of(self.summary)[:6])
+        lines = (f"    {name:12}  {figure}" for name, figure in figures_of(self.summary)[:5])
         return "\n".join((f"Result of {self._title}", *lines))
 
     def _repr_html_(self) -> str:
@@ -100,7 +100,7 @@ def simulate(
     server_steps: int | None = None,
     uploads: int | None = None,
     virtual_time: float | None = None,
-    traffic_bytes: int | None = None,
+    total_bytes: int | None = None,
     at_target: bool | None = None,
     evaluate_every: int | None = None,
     evaluation_unit: str | None = None,
@@ -137,12 +137,12 @@ def simulate(
     server_steps        Stop after this many server steps, by default 1,000. The first limit that is reached counts.
     uploads             Stop after this many accepted uploads.
     virtual_time        Stop at this virtual time.
-    traffic_bytes       Stop after this many bytes uploaded plus bytes broadcast.
+    total_bytes         Stop after this many bytes uploaded, broadcast and received by starting clients.
     at_target           Stop at the first evaluation that reaches the target.
     evaluate_every      The number of server steps between two evaluations, by default 1.
     evaluation_unit     "uploads": `evaluate_every` counts uploads instead of server steps.
     target              The metric to reach.
-    limits              The five limits as one object: `Limits(uploads=10_000, traffic_bytes=5_000_000)`.
+    limits              The five limits as one object: `Limits(uploads=10_000, total_bytes=5_000_000)`.
     evaluation          The three settings of evaluations as one object: `Evaluation(every=10, target=0.01)`.
     seed                Names all random streams of the run, including those of the timing.
     start_from          The initial model: a safetensors file, a vector, or arrays by name. By default, the task's.
@@ -168,7 +168,7 @@ def simulate(
         server_steps=server_steps,
         uploads=uploads,
         virtual_time=virtual_time,
-        traffic_bytes=traffic_bytes,
+        total_bytes=total_bytes,
         at_target=at_target,
     )
     often = _given(every=evaluate_every, unit=evaluation_unit, target=target)

@@ -19,6 +19,7 @@ from qafel.report.charts import charts_of
 from qafel.report.groups import run_labels
 from qafel.runs.live import LiveState, Rate
 from qafel.runs.progress import histogram_mean
+from qafel.runs.reading import BYTES
 from qafel.text import UNKNOWN, counted, human_bytes, human_count, human_metric, human_seconds, printable
 from qafel.watch.sources import Watched, seconds_left, seconds_to_target, seen_once
 
@@ -160,6 +161,7 @@ def _figures(one: Watched) -> list[tuple[str, str]]:
     return [
         ("uploads", human_count(_number(one, "uploads"))),
         ("rate", UNKNOWN if math.isnan(rate) else f"{human_count(round(rate) if rate >= 10 else rate)}/s"),
+        ("total bytes", human_bytes(sum(_number(one, part) for part in BYTES))),
         ("up", human_bytes(_number(one, "upload_bytes_total"))),
         ("broadcast", human_bytes(_number(one, "broadcast_bytes_total"))),
         ("received", human_bytes(_number(one, "received_bytes_total"))),

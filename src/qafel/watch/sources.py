@@ -19,6 +19,7 @@ from qafel.errors import DataError
 from qafel.runs.live import LIVE_FILE, LiveState, Rate, read_live, read_summary, shorten
 from qafel.runs.progress import meets
 from qafel.runs.reading import (
+    BYTES,
     Column,
     RowReader,
     Run,
@@ -42,11 +43,11 @@ _MOST_FOLDERS = 5000
 _MOST_REPORTED = 4000
 _COLUMNS = (
     *("metric", "uploads", "version", "virtual_time", "hidden_state_lag", "wall_s"),
-    *("upload_bytes_total", "broadcast_bytes_total", "received_bytes_total"),
+    *BYTES,
 )
 _LIVE = (
     *("metric_name", "metric_goal", "target", "staleness_histogram", "uploads", "run_id"),
-    *("upload_bytes_total", "broadcast_bytes_total", "received_bytes_total"),
+    *BYTES,
 )
 """Fields of a live state that a summary has, too."""
 

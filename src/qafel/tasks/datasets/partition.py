@@ -235,10 +235,10 @@ def _labels_panel(partition: Partition, labels: Labels, chosen: Indices, classes
     for number, value in enumerate(named):
         counts = np.array([np.sum(labels[partition.rows(int(client))] == value) for client in chosen])
         name = classes[int(value)] if len(classes) > int(value) else f"label {value}"
-        bars.append(Bars(name, at, counts / partition.sizes[chosen], pale=number >= len(PALETTE)))
+        bars.append(Bars(name, at, counts / partition.sizes[chosen], opacity=0.45 if number >= len(PALETTE) else 1.0))
         rest -= bars[-1].length
     if len(named) < len(values):
-        bars.append(Bars("others", at, rest, pale=True))
+        bars.append(Bars("others", at, rest, opacity=0.45))
     x = Axis(f"{len(chosen)} of {partition.clients:,} clients, largest first", unit="integer")
     y = Axis("share of the client's samples", limits=(0.0, 1.0))
     return Panel("labels", "labels", x, y, bars=tuple(bars), arrangement="stacked")
