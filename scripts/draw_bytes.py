@@ -33,8 +33,10 @@ def picture() -> str:
             text(left + 22, 158 + 22 * line, words, size=12, colour=look)
             for line, (words, look) in enumerate(((content, INK), (often, PALE), (remark, PALE)))
         ]
-    parts.append(text(240, 362, "total bytes = uploaded + broadcast + received at starts", size=14, bold=True, anchor="middle"))
-    return svg(parts, "Three paths of bytes: uploads to the server, broadcasts to all clients, downloads at starts", 380)
+    words = "total bytes = uploaded + broadcast + received at starts"
+    parts.append(text(240, 362, words, size=14, bold=True, anchor="middle"))
+    label = "Three paths of bytes: uploads to the server, broadcasts to all clients, downloads at starts"
+    return svg(parts, label, 380)
 
 
 if __name__ == "__main__":
