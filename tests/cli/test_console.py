@@ -77,7 +77,7 @@ def test_a_runs_bar_fits_in_80_columns_and_its_end_shows_the_last_step(name, mon
     written = io.StringIO()
     monkeypatch.setattr(bars, "errors", Console(file=written, width=80, force_terminal=True))
     with bars.progress_bar(name, Limits(server_steps=10_000), "accuracy") as bar:
-        bar.on_row(dataclasses.replace(row(9_950), metric=0.000795, upload_bytes_total=64_100_000, wall_s=9.0))
+        bar.on_row(dataclasses.replace(row(9_950), metric=0.000795, total_bytes=64_100_000, wall_s=9.0))
         bar.on_end({"metric_final": 0.000793, "server_steps": 10_000, "status": "finished"})
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue()).replace("\r", "\n").splitlines()
     last = [line for line in lines if line.strip()][-1]

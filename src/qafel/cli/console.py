@@ -133,13 +133,8 @@ class SweepProgress(LiveBars, Watcher):
         quiet: bool = False,
         console: Console = errors,
         clock: Callable[[], float] = monotonic,
-        then: Callable[[Sequence[RunSpec]], None] | None = None,
     ) -> None:
-        """Show a sweep of `runs`; `todo` are those not finished yet. `quiet` hides everything.
-
-        `then` is called with each run that ends.
-        """
-        self._then = then
+        """Show a sweep of `runs`; `todo` are those not finished yet. `quiet` hides everything."""
         columns = (TextColumn("{task.description}"), bar_column(console), TextColumn("{task.fields[note]}"))
         super().__init__(*columns, TimeElapsedColumn(), quiet=quiet, console=console)
         self._total, self._finished = len(runs), len(runs) - len(todo)
@@ -181,8 +176,6 @@ class SweepProgress(LiveBars, Watcher):
         if status != "finished" or self._every_end:
             print_plain(f"{run.folder}: {status} ({self._finished} of {self._total})", self.bars.console)
         self._advance()
-        if self._then is not None:
-            self._then([run])
 
     def seconds_left(self) -> float | None:
         """Estimated seconds for the remaining work at the pace so far; None before any progress."""

@@ -282,7 +282,7 @@ def _server_line(state: LiveState) -> str:
         "step": f"step {human_count(state.version)}"
         + (f"/{human_count(state.server_steps)}" if state.server_steps else ""),
         "updates": f"{counted(state.uploads, 'update', human_count)}, {human_count(round(state.updates_per_s))}/s",
-        "bytes": human_bytes(state.upload_bytes_total + state.broadcast_bytes_total),
+        "bytes": human_bytes(state.total_bytes),
         "clients": counted(state.training_count, "client"),
         "rejected": f"{human_count(rejected)} rejected" if rejected else "",
         "repeats": counted(state.repeated, "repeat", human_count) if state.repeated else "",

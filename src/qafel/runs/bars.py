@@ -103,9 +103,9 @@ class RunBar:
         if row.wall_s - self._shown_s < self._every_s and row.version:
             return
         self._shown_s = row.wall_s
-        sent = human_bytes(row.upload_bytes_total + row.broadcast_bytes_total)
+        total = human_bytes(row.total_bytes)
         rate = f" · {row.uploads / row.wall_s:,.0f} updates/s" if row.wall_s and self._rate else ""
-        note = f"{self._metric_name} {row.metric:.3g} · {sent}{rate}"
+        note = f"{self._metric_name} {row.metric:.3g} · {total}{rate}"
         self._show(share_at(row, self._limits), counted(row.version, "step"), note)
 
     def on_end(self, summary: Summary | None) -> None:
@@ -117,5 +117,4 @@ class RunBar:
 
 def share_at(row: Row, limits: Limits) -> float:
     """Return the run's progress at `row` towards the nearest of its `limits`, from 0 to 1."""
-    traffic = row.upload_bytes_total + row.broadcast_bytes_total
-    return limits.share_done(row.version, row.uploads, traffic, row.virtual_time)
+    return limits.share_done(row.version, row.uploads, row.total_bytes, row.virtual_time)
