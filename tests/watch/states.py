@@ -21,6 +21,8 @@ def live_state(**changes: Any) -> LiveState:
         "uploads": 400,
         "upload_bytes_total": 40_000,
         "broadcast_bytes_total": 4_000,
+        "received_bytes_total": 20_000,
+        "total_bytes": 64_000,
         "wall_s": 20.0,
         "updates_per_s": 20.0,
         "share_done": 0.4,
@@ -53,8 +55,10 @@ def watched(
         "hidden_state_lag": np.full(40, 0.01),
         "upload_bytes_total": 100 * uploads,
         "broadcast_bytes_total": 10 * uploads,
+        "received_bytes_total": 50 * uploads,
     }
     so_far = {"metric_name": "accuracy", "metric_goal": "max", "target": 0.85, "uploads": 400, "server_steps": 40}
     so_far |= {"staleness_histogram": [300, 80, 20], "upload_bytes_total": 40_000, "broadcast_bytes_total": 4_000}
+    so_far |= {"received_bytes_total": 20_000}
     run = Run(Path(name), name, {"task": {"name": "own"}}, so_far | (summary or {}), history, summary is not None)
     return Watched(name, run, live, heard_s, "" if live is None else live.problem)

@@ -175,7 +175,7 @@ def _parts_panel(group: Group) -> Panel:
             total = human_bytes(sum(known.values())) if number == len(known) else ""
             hover = (f"{human_bytes(mean)} {word}",)
             bars.append(Bars(style.label, np.array([float(row)]), np.array([mean]), hover, total, _PARTS[word]))
-    note = "From solid to light: uploaded, broadcast (each broadcast counted once), received by starting clients."
+    note = "From solid to light: uploaded, broadcast (each counted once), received at starts."
     note += f" Received bytes are not counted: {', '.join(uncounted)}." if uncounted else ""
     y = Axis("", names=short_labels([style.label for style in group.styles]))
     return Panel("parts", "Total bytes", Axis(_BYTES, unit="B"), y, note=note, bars=tuple(bars), arrangement="rows")

@@ -264,7 +264,8 @@ class Run:
     @property
     def bytes_so_far(self) -> Column:
         """Total bytes at each evaluation: up, broadcast (each broadcast once) and received by starting clients."""
-        return np.add.reduce([self.column(part) for part in BYTES])
+        total: Column = np.sum([self.column(part) for part in BYTES], axis=0)
+        return total
 
     @property
     def total_bytes(self) -> float:
