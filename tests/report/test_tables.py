@@ -91,7 +91,7 @@ def test_an_accuracy_reaches_its_target_from_below(make_run):
 
 def test_without_a_common_target_the_lead_is_the_final_metric(make_run):
     page = own_html(render_report([Run.load(make_run("a", target=0.1)), Run.load(make_run("b"))]))
-    assert "Fewest" not in page
+    assert "Fewest uploads" not in page
     assert "Fewest total bytes: <strong>a</strong> and <strong>b</strong> alike" in page
     at = columns_of(page).index("total bytes to target") - 1
     assert cells_of(page, "b")[at - 1 : at + 1] == ["–", "–"]

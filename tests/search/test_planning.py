@@ -54,14 +54,20 @@ def planned(folder, made=None, **changes):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The runs of the race, made once: another plan uses them again."""
-    return tmp_path_factory.mktemp("plan")
+def race(tmp_path_factory):
+    """A folder of runs, the plan that made them, and what it made. Other plans use the runs again."""
+    folder, made = tmp_path_factory.mktemp("plan"), []
+    return folder, planned(folder, made, budget_bytes=200_000), made
 
 
 @pytest.fixture(scope="module")
-def plan(folder):
-    return planned(folder, budget_bytes=200_000)
+def folder(race):
+    return race[0]
+
+
+@pytest.fixture(scope="module")
+def plan(race):
+    return race[1]
 
 
 def test_rounds_are_longer_for_fewer_candidates_and_the_last_has_the_whole_pilot():
@@ -71,9 +77,8 @@ def test_rounds_are_longer_for_fewer_candidates_and_the_last_has_the_whole_pilot
     assert round_lengths(75, 20_000, 500) == [5000, 20_000], "a round has at least 10 server steps"
 
 
-def test_candidates_race_on_common_seeds_and_finalists_have_several(tmp_path):
-    made = []
-    plan = planned(tmp_path, made, budget_bytes=200_000)
+def test_candidates_race_on_common_seeds_and_finalists_have_several(race):
+    _, plan, made = race
     assert [it.uploads for it in plan.rounds] == [400, 1600]
     first = [run for run in made if run.config.stop.uploads == 400]
     assert len(first) == 12 + 1, "and FedBuff"

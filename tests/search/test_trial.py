@@ -8,7 +8,7 @@ import pytest
 
 from qafel.config import load_recipe
 from qafel.runs.directory import CHECKPOINT
-from qafel.search.trials import Objective, RunOutcome, Trial, TrialWork, run_trial
+from qafel.search.trials import OBJECTIVES, Objective, RunOutcome, Trial, TrialWork, run_trial
 
 AIMED = load_recipe("mushrooms-fedavg", ["stop.uploads=2000", "evaluation.target=0.1"])
 
@@ -48,6 +48,16 @@ def test_missing_on_a_later_seed_is_nearer_than_missing_on_the_first():
     first = BEGUN.ended([outcome("missed", 100, 0.5)], 3)
     third = BEGUN.ended([outcome(), outcome(), outcome("missed", 100, 0.5)], 3)
     assert (first.gap, third.gap) == (0.5, pytest.approx(0.5 / 3))
+
+
+def test_each_objective_reads_its_own_cost():
+    columns = {f"{part}_bytes_total": size for size, part in enumerate(("upload", "broadcast", "received"), 1)}
+    columns |= {"uploads": 4, "total_bytes": 6, "virtual_time": 7.0, "metric": 8.0}
+    costs = {name: Objective(name, 0.1, "min", "loss").cost(columns.__getitem__) for name in OBJECTIVES}
+    assert costs == {
+        "uploads": 4, "total-bytes": 6, "upload-bytes": 1, "broadcast-bytes": 2, "received-bytes": 3,
+        "virtual-time": 7, "metric": 8,
+    }  # fmt: skip
 
 
 def test_figures_are_for_people():

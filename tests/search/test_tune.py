@@ -59,13 +59,12 @@ def test_the_best_recipe_does_what_the_search_measured(tmp_path):
     assert sum(costs) / 2 == tuning.best.score
 
 
-def test_one_worker_makes_the_same_search_again(whole, tmp_path):
-    assert facts(tune(BAD_START, target=0.1, trials=12, out=tmp_path / "again")) == facts(whole)
-    other = tune(BAD_START.model_copy(update={"seed": 1}), target=0.1, trials=2, out=tmp_path / "other")
+def test_another_seed_is_another_search(whole, tmp_path):
+    other = tune(BAD_START.model_copy(update={"seed": 1}), target=0.1, trials=2, out=tmp_path)
     assert facts(whole)[:2] != facts(other)
 
 
-def test_a_search_that_goes_on_is_the_search_it_would_have_been(whole, tmp_path):
+def test_one_worker_makes_the_same_search_again_also_in_parts(whole, tmp_path):
     for trials in (1, 5, 5, 12):
         parts = tune(BAD_START, target=0.1, trials=trials, out=tmp_path)
         assert len(parts.trials) == trials
@@ -113,15 +112,12 @@ def test_the_score_is_the_mean_over_all_seeds(tmp_path):
     assert {run.seed for run in tuning.best.runs} == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    "objective", ["upload-bytes", "broadcast-bytes", "received-bytes", "total-bytes", "virtual-time"]
-)
-def test_any_cost_can_be_the_objective(objective, tmp_path):
+@pytest.mark.parametrize("objective", ["total-bytes", "virtual-time"])
+def test_the_score_is_the_cost_of_the_run(objective, tmp_path):
     tuning = tune(BAD_START, RATE, target=0.1, trials=5, out=tmp_path, objective=objective)
     summary = json.loads((tmp_path / f"trials/{tuning.best.number:04d}/seed-0/summary.json").read_text())
-    parts = {f"{part}-bytes": summary[f"{part}_bytes_total"] for part in ("upload", "broadcast", "received")}
-    costs = {**parts, "total-bytes": sum(parts.values()), "virtual-time": summary["virtual_time"]}
-    assert tuning.best.score == costs[objective]
+    total = sum(summary[f"{part}_bytes_total"] for part in ("upload", "broadcast", "received"))
+    assert tuning.best.score == {"total-bytes": total, "virtual-time": summary["virtual_time"]}[objective]
 
 
 def test_the_metric_needs_no_target_and_good_runs_use_their_whole_budget(tmp_path):
