@@ -207,7 +207,7 @@ def traffic(run: Run) -> Column:
 
 def everything(run: Run) -> Column:
     """All bytes so far, with the downloads of starting clients."""
-    return run.traffic + run.column("received_bytes_total")
+    return run.bytes_so_far
 
 
 def if_comparable(value: Callable[[], T], otherwise: T) -> T:

@@ -93,9 +93,7 @@ def test_a_servers_own_line_fits_in_80_columns() -> None:
     line = _server_line(LARGE)
     assert len(line) <= 80, line
     assert line == "step 123 k/1 M · 1.23 M updates, 1,603/s · 15 rejected · f(x) − f* 1.23e-4"
-    small = LiveState(
-        status="stopped", at=0.0, version=12, uploads=120, total_bytes=4200, training_count=1, repeated=2
-    )
+    small = LiveState(status="stopped", at=0.0, version=12, uploads=120, total_bytes=4200, training_count=1, repeated=2)
     assert _server_line(small) == "stopped · step 12 · 120 updates, 0/s · 4.20 kB · 1 client · 2 repeats"
 
 
