@@ -61,10 +61,13 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def taking_part(folder: Path, access: Access, number: int, run: str = "live") -> AsyncIterator[DeploymentClient]:
+async def taking_part(
+    folder: Path, access: Access, number: int, run: str = "live", settings: ClientSettings | None = None
+) -> AsyncIterator[DeploymentClient]:
     """A connected client that trains only when told to."""
+    settings = settings or ClientSettings(patience_s=120)
     with ClientState(folder / f"client-{number}") as state:
-        client = await open_client(train_task, Names(run), number, state, access, ClientSettings(patience_s=120))
+        client = await open_client(train_task, Names(run), number, state, access, settings)
         connection = asyncio.create_task(client.stay_connected())
         try:
             assert await client.until(lambda: client.follower.version >= 0, 120)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from qafel.algorithm import Client, HiddenState, Message, Server, State
-from qafel.algorithm.catch_up import quantized_copy
+from qafel.algorithm.catch_up import Links, quantized_copy
 from qafel.config import Config
 from qafel.deployment.client.state import Memory
 from qafel.deployment.server.journal import Entry, JournalReader
@@ -19,7 +19,8 @@ from qafel.rng import Stream
 def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int:
     """Replay the journal in `state` undisturbed, training included, and return the number of uploads.
 
-    Each upload's bytes, the server's x and x̂, and the memories in the clients' folders are what the core makes.
+    Each upload's bytes, the server's x and x̂, and the memories in the clients' folders are what the core makes. With
+    linked starts, each client must have sent one upload for each start, in order.
     """
     task = config.task.make()
     algorithm = config.algorithm.compose(task.layout)
@@ -28,6 +29,8 @@ def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int
     server = Server(initial, algorithm, config.seed, clients=clients)
     held, memories, last = {0: server.hidden_state}, dict[int, State](), dict[int, int]()
     count, batch = 0, None
+    links = Links(algorithm.catch_up, config.seed, server.hidden_state) if algorithm.catch_up.link else None
+    points = dict[int, HiddenState]()
     for record in JournalReader(state):
         if record.entry is Entry.STEP:
             assert batch is not None
@@ -40,6 +43,12 @@ def check_recorded(state: Path, config: Config, folders: dict[int, Path]) -> int
         if (quantizer := algorithm.catch_up.quantizer) is not None:
             copy = Message.from_bytes(quantized_copy(starts[0], quantizer, config.seed))
             starts.append(HiddenState.from_snapshot(copy, task.layout.size, algorithm))
+        if links is not None:
+            point, target = points.get(number), starts[0]
+            if point is None or point.version != target.version:
+                _, point = links.reply(number, upload.sequence, point.digest if point else 0, target)
+            points[number] = point
+            starts.append(point)
         for start in starts:
             client = Client(
                 number, start, algorithm, config.seed,

@@ -279,8 +279,8 @@ class Links:
 
     def _base(self, client: int, digest: int, makes_initial: bool) -> tuple[Vector, int, Quantizer]:
         link = self.memory.get(client)
-        if link is not None and digest:
-            if digest == link.digest and link.digest not in (self.initial.digest, self._zero.digest):
+        if link is not None and digest not in (0, self.initial.digest, self._zero.digest):
+            if digest == link.digest:
                 return link.base, digest, self._link
             if link.message and (message := Message.from_bytes(link.message)).digest == digest:
                 codec, _ = expectations(self._link, link.base.size)

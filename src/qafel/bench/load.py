@@ -26,7 +26,7 @@ from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.messages import Agreement
 from qafel.deployment.names import KEY_VALUE_STREAM, Names, StreamLimits
-from qafel.deployment.server.pipeline import UploadQueue
+from qafel.deployment.server.pipeline import MessageQueue
 from qafel.deployment.status import read_status
 from qafel.errors import BrokerError, DataError, QafelError
 from qafel.params import Layout, Vector
@@ -150,8 +150,8 @@ async def take_and_forget(run: str, access: Access, messages: int) -> dict[str, 
     async with session(access, "server", patience_s=60) as broker:
         await broker.ensure_buckets(1)
         await broker.ensure(names, StreamLimits())
-        await broker.new_consumer(names, 1)
-        queue = UploadQueue(broker, names, 1)
+        await broker.new_consumer(names.upload_stream, names.consumer(1))
+        queue = MessageQueue(broker, names.upload_stream, names.consumer(1))
         await queue.start()
         marks = [(0.0, 0)]
         while taken < messages:

@@ -56,6 +56,10 @@ def client(
     min_interval: Annotated[
         float, advanced(metavar="SECONDS", help="Minimum seconds between two starts.", min=0)
     ] = 0.0,
+    follow: Annotated[
+        Literal["always", "start"],
+        advanced(help="Follow all broadcasts, or download before each start and disconnect between starts."),
+    ] = "always",
     max_failures: Annotated[
         int, advanced(metavar="N", help="Stop after this many failed trainings in a row.", min=1)
     ] = 10,
@@ -92,6 +96,7 @@ def client(
             max_updates=max_updates,
             max_failures=max_failures,
             min_interval_s=min_interval,
+            follow=follow,
             window=window,
             worker=worker,
             patience_s=patience,

@@ -30,7 +30,7 @@ from qafel.cli.console import (
 from qafel.config import load_recipe
 from qafel.errors import ConfigError, UserError
 from qafel.runs.trackers import track_of
-from qafel.text import counted, human_bytes, human_count, human_metric
+from qafel.text import counted, human_bytes, human_count, human_metric, read_bytes
 
 if TYPE_CHECKING:
     from qafel.deployment.broker import BrokerFolder
@@ -178,6 +178,15 @@ def server(
     ] = False,
     snapshot_every: Annotated[int, advanced(metavar="N", help="Server steps between snapshots.", min=1)] = 100,
     checkpoint_every: Annotated[int, advanced(metavar="N", help="Uploads between checkpoints.", min=1)] = 5000,
+    link_memory: Annotated[
+        str, advanced(metavar="SIZE", help="Disk space for clients' start points, with linked starts.")
+    ] = "2GB",
+    starts_per_hour: Annotated[
+        float, advanced(metavar="N", help="Maximum linked starts per hour and client; 0: no limit.", min=0)
+    ] = 3600.0,
+    starts_at_once: Annotated[
+        int, advanced(metavar="N", help="Clients that wait for a linked start; others are told to ask later.", min=1)
+    ] = 64,
     keep_journal: Annotated[bool, advanced("--keep-journal", help="Keep every accepted upload on disk.")] = False,
     max_norm_ratio: Annotated[
         float, advanced(metavar="N", help="Maximum norm of an update, relative to the clients' median; 0: no limit.")
@@ -209,7 +218,7 @@ def server(
     from qafel.deployment.broker import LocalBroker  # noqa: PLC0415
     from qafel.deployment.keys import DEFAULT_URL  # noqa: PLC0415
     from qafel.deployment.names import StreamLimits  # noqa: PLC0415
-    from qafel.deployment.server import DefenceSettings  # noqa: PLC0415
+    from qafel.deployment.server import DefenceSettings, StartSettings  # noqa: PLC0415
 
     start_logs(log_json, quiet)
     config = load_recipe(recipe, with_start(settings, start_from), seed)
@@ -245,6 +254,9 @@ def server(
                     math.inf if max_norm == 0 else max_norm,
                     math.inf if max_weight == 0 else max_weight,
                     max_share or None,
+                ),
+                starts=StartSettings(
+                    int(read_bytes(link_memory, "--link-memory")), starts_per_hour or None, starts_at_once
                 ),
                 take_over=take_over,
                 patience_s=patience,

@@ -11,10 +11,10 @@ clients/N/        credentials for client N: hand them over, then delete them
 
 The broker needs only nats-server.conf, broker/ and ca/ca.pem. It never has the users' private keys.
 
-Permissions: the server's account has the streams. Each client has a separate account, which may publish its uploads;
-read broadcasts, configuration, state and snapshots by subject; and subscribe to live subjects. The operator's account
-may read states. The broker answers within the account of the request, so no other account sees the answer. Connections
-and subscriptions per account are limited. docs/decisions/deployment.md
+Permissions: the server's account has the streams. Each client has a separate account, which may publish its uploads
+and start requests; read broadcasts, configuration, state and snapshots by subject; and subscribe to live subjects. The
+operator's account may read states. The broker answers within the account of the request, so no other account sees the
+answer. Connections and subscriptions per account are limited. docs/decisions/deployment.md
 
 `LocalBroker`: a `nats-server` that ends with the process that started it, even if that process is killed. A shell
 watches a pipe and stops the broker when the pipe closes. The broker inherits a lock on its folder. The next broker
@@ -69,13 +69,14 @@ _READ: Final = "$JS.API.DIRECT.GET"
 MOST_CONNECTIONS: Final = 8
 """Connections per key. A client needs one; broken ones stay until the broker's pings time out."""
 MOST_SUBSCRIPTIONS: Final = 16
-"""Subscriptions per connection. A client has four."""
+"""Subscriptions per connection. A client has five."""
 
 
 def _services(run: str, client: str) -> list[str]:
     """Subjects that a client may publish to."""
     return [
         f"qafel.{run}.upload.{client}",
+        f"qafel.{run}.start.{client}",
         f"{_READ}.*.qafel.{run}.broadcast.*",
         f"{_READ}.{KEY_VALUE_STREAM}.$KV.{BUCKET}.{run}.*",
         f"{_READ}.{OBJECT_STREAM}.$O.{BUCKET}.M.*",
@@ -85,7 +86,8 @@ def _services(run: str, client: str) -> list[str]:
 
 def _live(run: str, client: str) -> list[str]:
     """Subjects that a client may subscribe to."""
-    return [f"qafel.{run}.broadcast.*", f"qafel.{run}.receipt.{client}", f"$KV.{BUCKET}.{run}.state"]
+    own = [f"qafel.{run}.{what}.{client}" for what in ("receipt", "started")]
+    return [f"qafel.{run}.broadcast.*", *own, f"$KV.{BUCKET}.{run}.state"]
 
 
 _STATES: Final = f"{_READ}.{KEY_VALUE_STREAM}.$KV.{BUCKET}.*.*"

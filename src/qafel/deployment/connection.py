@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, final
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, Header, ObjectMeta, ObjectMetaOptions, StorageType
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, ObjectMeta, ObjectMetaOptions, StorageType
 
 from qafel.deployment.keys import Access
 from qafel.deployment.names import (
@@ -210,21 +210,21 @@ class Broker:
             if await self.waiting(OBJECT_STREAM) is None:
                 await self._js.create_object_store(BUCKET, storage=StorageType.FILE, replicas=replicas)
 
-    async def new_consumer(self, names: Names, epoch: int, waiting_parts: int = 0) -> None:
-        """Replace the consumer. Unacknowledged messages are delivered immediately; old acknowledgements are void."""
-        with _broker_errors(names.upload_stream):
-            for before in await self._js.consumers_info(names.upload_stream):
+    async def new_consumer(self, stream: str, name: str, waiting_parts: int = 0, *, confirms: bool = True) -> None:
+        """Replace a stream's consumer. Old acknowledgements are void.
+
+        Unacknowledged messages are delivered immediately. If the consumer never `confirms`, it delivers new messages
+        only.
+        """
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.NEW)
+        if confirms:
+            most = MAX_ACK_PENDING + waiting_parts
+            config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S, max_ack_pending=most)
+        with _broker_errors(stream):
+            for before in await self._js.consumers_info(stream):
                 with contextlib.suppress(nats.js.errors.NotFoundError):
-                    await self._js.delete_consumer(names.upload_stream, before.name)
-            await self._js.add_consumer(
-                names.upload_stream,
-                ConsumerConfig(
-                    durable_name=names.consumer(epoch),
-                    ack_policy=AckPolicy.EXPLICIT,
-                    ack_wait=ACK_WAIT_S,
-                    max_ack_pending=MAX_ACK_PENDING + waiting_parts,
-                ),
-            )
+                    await self._js.delete_consumer(stream, before.name)
+            await self._js.add_consumer(stream, config.evolve(durable_name=name))
 
     async def waiting(self, stream: str) -> int | None:
         """The number of messages in a stream; None if there is no such stream."""

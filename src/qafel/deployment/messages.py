@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
@@ -15,8 +16,8 @@ from qafel.algorithm import Algorithm
 from qafel.config import Config
 from qafel.deployment.connection import ACK_WAIT_S, Broker, Stored
 from qafel.deployment.keys import Verifier, signed_name
-from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, Names
-from qafel.errors import ConfigError, DataError, MalformedPayload, MessageError, OversizedMessage
+from qafel.deployment.names import KEY_VALUE_STREAM, SIGNATURE, START, Names
+from qafel.errors import ConfigError, DataError, MalformedHeader, MalformedPayload, MessageError, OversizedMessage
 from qafel.params import Layout
 from qafel.runs.live import LiveState
 from qafel.text import printable
@@ -150,6 +151,61 @@ _RECEIPT: Final = TypeAdapter(
 
 
 @final
+class StartRequest(NamedTuple):
+    """A client asks for the message that moves its start point to the newest x̂."""
+
+    sequence: int
+    """The number of the start: that of the upload that it leads to."""
+    digest: int
+    """Of the point that the client holds; 0: none."""
+    initial: int
+    """Of x⁰; 0 if the client cannot make it."""
+
+    def to_bytes(self) -> bytes:
+        return _REQUEST.pack(*self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> StartRequest:
+        if len(data) != _REQUEST.size:
+            raise MalformedPayload(f"expected a start request of {_REQUEST.size} bytes, got {len(data)}")
+        return StartRequest(*_REQUEST.unpack(data))
+
+
+_REQUEST: Final = struct.Struct("<IQQ")
+
+
+@final
+class StartReply(NamedTuple):
+    """The server's answer to a start request."""
+
+    sequence: int
+    digest: int
+    """The digest of the request."""
+    position: int = 0
+    """The total bytes broadcast up to the start's version."""
+    wait_s: int = 0
+    """Ask again after this time; 0: the client may start."""
+    frame: bytes = b""
+    """The message; empty if the point that the client holds is the newest."""
+
+    @property
+    def head(self) -> str:
+        """All but the frame, for a header. The number of a part and the number of parts follow it."""
+        return " ".join(map(str, self[:4]))
+
+    @staticmethod
+    def from_head(head: str) -> tuple[StartReply, int, int]:
+        """The answer without its frame, the number of this part and the number of parts."""
+        if _REPLY.fullmatch(head) is None:
+            raise MalformedHeader(f"expected six numbers in {START}, got {head[:40]!r}")
+        sequence, digest, position, wait_s, number, parts = map(int, head.split(" "))
+        return StartReply(sequence, digest, position, wait_s), number, parts
+
+
+_REPLY: Final = re.compile(r"\d{1,20}( \d{1,20}){5}", re.ASCII)
+
+
+@final
 class Part(NamedTuple):
     """A part of an upload that is larger than one message. The header "17/2/8" means part 2 of 8 of upload 17."""
 
@@ -165,8 +221,8 @@ class Part(NamedTuple):
         return Part(*map(int, match.groups()))
 
 
-def split_upload(data: bytes, part_bytes: int) -> list[bytes]:
-    """Cut an upload into parts of at most `part_bytes`."""
+def split(data: bytes, part_bytes: int) -> list[bytes]:
+    """Cut a message into parts of at most `part_bytes`."""
     return [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
 
 

@@ -3,6 +3,8 @@
 qafel.RUN.upload.CLIENT       a client's updates: a work queue, empty once the server has them
 qafel.RUN.broadcast.VERSION   the step from VERSION to VERSION + 1: a bounded history
 qafel.RUN.receipt.CLIENT      the outcome of a client's updates: not stored
+qafel.RUN.start.CLIENT        a client's request for a linked start: only the newest, in memory
+qafel.RUN.started.CLIENT      the answer to it: not stored
 $KV.qafel.RUN.config          the agreement of server and clients
 $KV.qafel.RUN.state           status, version and digest: renewed every few seconds
 object RUN/snapshot           x̂, replaced every few steps
@@ -34,6 +36,8 @@ SIGNATURE: Final = "Qafel-Signature"
 PART: Final = "Qafel-Part"
 OBJECT: Final = "Qafel-Object"
 EPOCH: Final = "Qafel-Epoch"
+START: Final = "Qafel-Start"
+"""With an answer to a start request: `StartReply.head`."""
 FAILED: Final = "Qafel-Failed"
 """Marks a report of failed training on an upload's subject: the number of failures in a row."""
 FOLLOWS: Final = "Qafel-Follows"
@@ -46,6 +50,11 @@ OVERHEAD_BYTES: Final = 4096
 """The most bytes of a message's subject and headers."""
 UPLOAD_HEADERS_BYTES: Final = 512
 """The most bytes of an upload's headers in the stream. A signature and a part name take 160."""
+START_BYTES: Final = 1024
+"""The most bytes of a start request with its headers."""
+_STARTS_BYTES: Final = 64 << 20
+START_AGE_S: Final = 60.0
+"""After this time, the broker forgets a start request."""
 DUPLICATE_WINDOW_S: Final = 0.1
 """The shortest that NATS allows. NATS keeps each `Nats-Msg-Id` in memory this long; this package does not use it."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -79,7 +88,9 @@ class Names:
         self.run = run
         self.upload_stream = f"qafel-{run}-upload"
         self.broadcast_stream = f"qafel-{run}-broadcast"
+        self.start_stream = f"qafel-{run}-start"
         self.uploads = f"qafel.{run}.upload.*"
+        self.starts = f"qafel.{run}.start.*"
         self.broadcasts = f"qafel.{run}.broadcast.*"
         self.config = f"$KV.{BUCKET}.{run}.config"
         self.state = f"$KV.{BUCKET}.{run}.state"
@@ -96,6 +107,12 @@ class Names:
 
     def receipt(self, client: int) -> str:
         return f"qafel.{self.run}.receipt.{client}"
+
+    def start(self, client: int) -> str:
+        return f"qafel.{self.run}.start.{client}"
+
+    def started(self, client: int) -> str:
+        return f"qafel.{self.run}.started.{client}"
 
     def broadcast(self, version: int) -> str:
         return f"qafel.{self.run}.broadcast.{version}"
@@ -119,6 +136,8 @@ class StreamLimits:
     """The largest upload message, which bounds the space of a client's messages; -1: no limit."""
     replicas: int = 1
     """Copies that a broker cluster keeps."""
+    starts: bool = False
+    """Whether clients may ask for linked starts."""
 
     def fitted(self, clients: int, upload_bytes: int, part_bytes: int) -> StreamLimits:
         """Fit the limits to the number of clients and the sizes of uploads and their parts.
@@ -136,8 +155,25 @@ class StreamLimits:
 
 
 def streams(names: Names, limits: StreamLimits) -> list[StreamConfig]:
-    """The configuration of a run's two streams: broadcasts and uploads."""
+    """The configuration of a run's streams: broadcasts, uploads and, if clients ask for starts, their requests."""
+    starts = [
+        StreamConfig(
+            name=names.start_stream,
+            subjects=[names.starts],
+            storage=StorageType.MEMORY,
+            num_replicas=limits.replicas,
+            # A client that floods replaces its own request. The server takes them at its own pace.
+            max_msgs_per_subject=1,
+            max_bytes=_STARTS_BYTES,
+            max_msg_size=START_BYTES,
+            max_age=START_AGE_S,
+            discard=DiscardPolicy.OLD,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            allow_direct=False,
+        )
+    ]
     return [
+        *(starts if limits.starts else ()),
         StreamConfig(
             name=names.broadcast_stream,
             subjects=[names.broadcasts],

@@ -99,7 +99,7 @@ async def remove_run(access: Access, run: str, *, force: bool = False, patience_
             raise ConfigError(
                 f"run {run!r} is running (last state {heard} ago): stop its server first; if it is gone, add `force`"
             )
-        for stream in (names.upload_stream, names.broadcast_stream):
+        for stream in (names.upload_stream, names.start_stream, names.broadcast_stream):
             await broker.delete(stream)
         await broker.delete_objects(f"{names.run}/")
         for subject in (names.config, names.state):

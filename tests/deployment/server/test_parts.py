@@ -11,7 +11,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from qafel.algorithm import Algorithm, Client, HiddenState, LocalTraining, method
-from qafel.deployment.messages import split_upload
+from qafel.deployment.messages import split
 from qafel.deployment.server import DefenceSettings
 from qafel.deployment.server.defence import UploadChecker
 from qafel.deployment.server.intake import Intake, UploadGroup
@@ -42,7 +42,7 @@ def intake(tmp_path: Path) -> Iterator[Intake]:
 
 def _parts(sequence: int) -> list[Msg]:
     client = Client(0, HiddenState.of(_initial()), _algorithm(), 7, sequence=sequence)
-    parts = split_upload(client.update(lambda start, *_: start.vector + np.float32(0.1)).upload, _PART_BYTES)
+    parts = split(client.update(lambda start, *_: start.vector + np.float32(0.1)).upload, _PART_BYTES)
     return [stored_message(f"{sequence}/{number}/{len(parts)}", part) for number, part in enumerate(parts)]
 
 

@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from qafel.deployment.connection import Broker
 from qafel.deployment.names import Names, StreamLimits
 from qafel.deployment.server import ServerSettings, pipeline
-from qafel.deployment.server.pipeline import BackgroundWriter, UploadQueue
+from qafel.deployment.server.pipeline import BackgroundWriter, MessageQueue
 from qafel.errors import BrokerError, BrokerLost
 
 REPLY = "$JS.ACK.qafel-live-upload.server.1.7.7.1700000000000000000.0"
@@ -43,7 +43,7 @@ class StubBroker:
 
 def _group(*messages: Msg) -> list[Msg]:
     async def pulled() -> list[Msg]:
-        pull = UploadQueue(cast(Broker, StubBroker(*messages)), Names("live"), 1)
+        pull = MessageQueue(cast(Broker, StubBroker(*messages)), Names("live").upload_stream, "server-1")
         await pull.start()
         return await pull.group(10)
 
@@ -69,7 +69,7 @@ def test_a_stray_message_that_cannot_be_acknowledged_is_no_upload() -> None:
 
     async def check() -> None:
         broker = StubBroker(upload)
-        pull = UploadQueue(cast(Broker, broker), Names("live"), 1)
+        pull = MessageQueue(cast(Broker, broker), Names("live").upload_stream, "server-1")
         await pull.start()
         await broker._receive(stray)
         assert await pull.group(10) == [upload]

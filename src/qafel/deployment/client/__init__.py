@@ -4,7 +4,8 @@ client    copy x̂, train, upload
 training  local training, in a thread or another process
 outbox    uploads in flight, until their receipts arrive
 state     the client's folder: hidden state, upload numbers, memory
-follower  x̂ in version order, from live broadcasts, the stream or a snapshot
+follower  x̂ in version order, from live broadcasts, the stream, a snapshot or a linked start
+starts    requests for linked starts
 
 `ClientSettings` holds what the run's recipe does not; `ClientReport` is a client's result.
 """
@@ -26,6 +27,8 @@ class ClientSettings:
     max_updates: int | None = None
     min_interval_s: float = 0.0
     """The least time between two starts."""
+    follow: Literal["always", "start"] = "always"
+    """Whether the client follows all broadcasts, or downloads before each start and disconnects between starts."""
     window: int = 8
     """Uploads in flight before training waits."""
     worker: Literal["thread", "process"] = "thread"

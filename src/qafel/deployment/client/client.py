@@ -24,11 +24,13 @@ import numpy as np
 
 from qafel.algorithm import Client, Held, HiddenState, Made
 from qafel.algorithm.client import Train
+from qafel.algorithm.messages import HEADER_BYTES
 from qafel.deployment.client import ClientReport, ClientSettings
 from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.outbox import ANOTHER_PROCESS, COUNTED, Outbox
+from qafel.deployment.client.starts import StartRequests
 from qafel.deployment.client.state import ClientState, Kept, Memory, Sent
-from qafel.deployment.client.training import train_with, training_in
+from qafel.deployment.client.training import initial_model, train_with, training_in
 from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Agreement, read_agreement
@@ -50,6 +52,7 @@ from qafel.text import human_seconds
 
 _REPORT_MOST_S: Final = 60.0
 _PAUSE_S: Final = 1.0
+_SLEEP_S: Final = 10.0  # a client that follows only for its starts keeps its connection for shorter pauses
 _PAUSE_MOST_S: Final = 16.0
 _FAILURE_PAUSE_MOST_S: Final = 60.0
 _WORKING: Final = ("", "receipts")  # what a client waits for while connection and server work
@@ -98,6 +101,8 @@ class DeploymentClient:
     """The pause after a rate or share rejection. It doubles each time, until the server accepts an update."""
     _lost: str = ""
     """Why the connection is lost; empty while connected."""
+    _sleeping: bool = False
+    """Whether the client waits for its next start without a connection, once it has all receipts."""
     _full: bool = False
     """Whether training waits for receipts."""
     _reported_wait: bool = False
@@ -124,11 +129,16 @@ class DeploymentClient:
         self.outbox.newest = next_number - 1
         if self._memory is not None and (sent := self._memory.sent) is not None:  # it may have been counted
             self.outbox.add(sent.sequence, sent.frame, self._memory.follows)
+        size, catch_up = self.core.hidden_state.vector.size, self.core.algorithm.catch_up
+        most_bytes = HEADER_BYTES + max((q.max_payload_bytes(size) for q in catch_up.quantizers.values()), default=0)
         self.follower = Follower(
             self.names,
             run_id,
             self.core,
-            *self._kept[1:],
+            self._kept.held,
+            StartRequests(self.names.start(number), access.signer(), most_bytes),
+            self._settings.follow == "start",
+            self._next_number,
             access.verifier(),
             self._on_advance,
             self._news,
@@ -171,8 +181,12 @@ class DeploymentClient:
                     await self.follower.attach(broker)
                     self._lost, patience_s = "", None
                     await run_until_one_ends(
-                        broker.until_lost(), self.follower.follow(broker), self.outbox.deliver(broker)
+                        broker.until_lost(),
+                        self.follower.follow(broker),
+                        self.outbox.deliver(broker),
+                        self.until(self._is_asleep),
                     )
+                await self.until(lambda: not self._is_asleep())
             except BrokerError as error:
                 log.info("%s. Trying again.", error)
                 self._lose(str(error))
@@ -212,13 +226,19 @@ class DeploymentClient:
             core.memory, core.sequence = memory.now, memory.next
             memory.next += 1
         else:
-            self._state.skip_to(self.outbox.highest + 1)
+            self._state.skip_to(self._next_number())
             core.sequence = self._state.take_sequence()
         return CopiedState(core.begin(), core.sequence - 1, self.follower.held_run_id, memory and memory.follows)
 
+    def _next_number(self) -> int:
+        """The number of the update that `begin` would start next."""
+        return self._memory.next if self._memory else max(self._state.next, self.outbox.highest + 1)
+
     def _has_room(self) -> bool:
-        """Whether the outbox has room for the upload that `begin` would number next."""
-        return self.outbox.has_room(max(self._state.next, self.outbox.highest + 1))
+        return self.outbox.has_room(self._next_number())
+
+    def _is_asleep(self) -> bool:
+        return self._sleeping and not len(self.outbox) and self.outbox.failure_sent and not self._ending()
 
     def finish(self, start: CopiedState, train: Train) -> Made:
         """Train and encode. Algorithm 2, lines 2 to 6. May run in a thread while the hidden state advances."""
@@ -265,7 +285,7 @@ class DeploymentClient:
                 self._emit("update", sequence=start.sequence, version=start.client.hidden_state.version)
                 # The next start copies x̂ now, before the step that this upload may trigger.
                 rests = settings.min_interval_s or time.monotonic() < self._pause_until
-                follows = self._memory is None and self.follower.ready and not self.follower.copy
+                follows = self._memory is None and self.follower.ready and not self.follower.by_start
                 starts_now = follows and self._more() and self._has_room() and not rests
                 following = self.begin() if starts_now else None
                 await self.send(start, made)
@@ -318,7 +338,11 @@ class DeploymentClient:
         """Wait until a new update may begin: pauses are over, the window has room, and x̂ is ready. Or until the end."""
         pause_s = max(began + self._settings.min_interval_s, self._pause_until) - time.monotonic()
         if pause_s > 0:
+            self._sleeping = self._settings.follow == "start" and pause_s > _SLEEP_S
+            self._news.set()
             await self.until(self._ending, pause_s)
+            self._sleeping = False
+            self._news.set()
         self._full = not self._has_room()
         await self.until(lambda: self._ending() or self._has_room())
         self._full = False
@@ -366,6 +390,8 @@ class DeploymentClient:
 
     def _waits_for(self) -> str:
         """What the client waits for; empty if it works."""
+        if self._is_asleep():
+            return ""
         if self._lost:
             return f"the broker ({self._lost})"
         state, silent_s = self.follower.state, time.monotonic() - self.follower.heard_at
@@ -376,7 +402,7 @@ class DeploymentClient:
         return _WORKING[self._full] if self.follower.ready else "the hidden state"
 
     def _now_held(self) -> Kept:
-        return Kept(self.core.hidden_state, self.follower.held, self.follower.copy)
+        return Kept(self.core.hidden_state, self.follower.held)
 
     def _save(self, kept: Kept) -> None:
         with self._saving:
@@ -523,4 +549,6 @@ async def open_client(
     kept = state.load(agreement.run_id, dimension, algorithm) or nothing
     train, weight = await asyncio.to_thread(make_train, agreement, number, settings)
     core = Client(number, kept.hidden_state, algorithm, agreement.config.seed, weight=weight)
+    if algorithm.catch_up.link is not None:
+        core.initial = await asyncio.to_thread(initial_model, train, agreement)
     return DeploymentClient(core, kept, train, state, agreement, names, access, settings, on_event)

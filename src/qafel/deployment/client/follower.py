@@ -1,10 +1,12 @@
 """The client background process, Algorithm 3: keep x̂ up to date, in version order, over an unreliable network.
 
-A connected client applies live broadcasts. If it missed some, the method's `CatchUp` decides what it downloads:
+A connected client applies live broadcasts. If it missed some, the method's `CatchUp` decides what it downloads. If the
+client follows only for its starts, `CatchUp` decides before each of them:
 
 broadcasts  by version, from the stream
 whole       the snapshot and the broadcasts after it; for whole models, the newest one
 quantized   a copy for one start, which no broadcast advances
+link        the difference to the client's last start, made by the server for this client
 
 The server's state lists the sizes that the plan needs. A snapshot replaces broadcasts that the stream no longer has.
 The state also shows whether the client is behind, ahead or has drifted, and whether the server started a new run under
@@ -21,16 +23,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from qafel.algorithm import Client, Held, Kind, Means, Offer, Plan
+import numpy as np
+
+from qafel.algorithm import Client, Held, HiddenState, Kind, Means, Offer, Plan
 from qafel.algorithm.messages import HEADER_BYTES, expectations, version_of
+from qafel.deployment.client.starts import StartRequests
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Verifier, fingerprint, signed_name
-from qafel.deployment.messages import Agreement, read_agreement, verified_state
-from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, Names, number_in
+from qafel.deployment.messages import Agreement, StartReply, StartRequest, read_agreement, verified_state
+from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, START, Names, number_in
 from qafel.errors import DataError, HiddenStateError, MessageError
 from qafel.runs.live import LiveState
 
 _AT_ONCE: Final = 32
+_FRESH_S: Final = 10.0  # a download for a start serves it for so long
 _COPY_ATTEMPTS: Final = 3  # then a client takes x̂ whole instead of a quantized copy
 _LARGE: Final = 1 << 20  # coordinates; a thread applies broadcasts to larger models
 _AHEAD_S: Final = 6.0
@@ -50,8 +56,11 @@ class Follower:
     """Holds x̂. Version -1 means none: only a snapshot or a whole model replaces it."""
     held: Held
     """What the client holds, for its next download."""
-    copy: bytes
-    """The message of the quantized copy that the client holds; empty if it holds x̂."""
+    starts: StartRequests
+    sleeps: bool
+    """Whether the client follows only for its starts."""
+    _number: Callable[[], int]
+    """Returns the number of the next start."""
     _verifier: Verifier
     _on_advance: Callable[[int, int], None]
     """Called with each new version and its bytes."""
@@ -68,7 +77,7 @@ class Follower:
     """When the server last sent a new state, as far as clocks agree."""
     ended: bool = False
     ready: bool = False
-    """Whether a start may begin: x̂ was up to date once, or a copy was fetched for this start."""
+    """Whether a start may begin: x̂ was up to date once, or what this start needs was downloaded."""
     ignored: Counter[str] = field(default_factory=Counter)
     _head: int = 0
     """The newest known version."""
@@ -78,6 +87,8 @@ class Follower:
     """Whether the last heartbeat was older than the held version."""
     _waiting: dict[int, bytes] = field(default_factory=dict)
     _restart: bool = False
+    _ready_for: tuple[int, float] = (-1, 0.0)
+    """The start that a download was made for, and when."""
     _copy_failures: int = 0
     """Consecutive failed attempts to fetch a quantized copy."""
     _listening: bool = False
@@ -103,20 +114,29 @@ class Follower:
 
     @property
     def caught_up(self) -> bool:
-        """Whether the client holds the server's last announced version, or a copy, which broadcasts never advance."""
-        return bool(self.copy) or (self.state is not None and self.version >= self.state.version)
+        """Whether the client holds the server's last announced version, or what broadcasts never advance."""
+        return self.by_start or (self.state is not None and self.version >= self.state.version)
+
+    @property
+    def by_start(self) -> bool:
+        """Whether the client downloads for each start, instead of following all broadcasts."""
+        return self.sleeps or not self.client.hidden_state.exact
 
     def prepare(self) -> None:
-        """Plan the download of the next start, if the client holds a copy. `ready` says when the start may begin."""
-        if self.copy:
+        """Plan the download of the next start, if each has its own. `ready` says when the start may begin."""
+        number, at = self._ready_for
+        if self.by_start and (number != self._number() or time.monotonic() - at > _FRESH_S):
             self.ready = False
             self._wake.set()
 
     async def attach(self, broker: Broker) -> None:
         """Subscribe to the server's messages, then read its last state."""
         self._listening = False
-        if self.client.algorithm.catch_up.quantizer is None:
+        catch_up = self.client.algorithm.catch_up
+        if not (catch_up.quantizers or self.sleeps):
             await self._listen(broker)
+        if catch_up.link is not None:
+            await broker.subscribe(self.names.started(self.client.number), self._on_start)
         await broker.subscribe(self.names.state, self._on_state)
         if (state := await broker.stored(KEY_VALUE_STREAM, self.names.state)) is not None:
             await self._on_state(state)
@@ -128,28 +148,38 @@ class Follower:
             self._wake.clear()
             if self._check_agreement:
                 await self._find_new_run(broker)
-            while self._restart or (not self.ready if self.copy else self.version < self._head):
+            while self._is_behind():
                 if await self._move(broker):
                     pause_s = 0.05
                 else:  # the server has not refilled the broker yet
                     await asyncio.sleep(pause_s)
                     pause_s = min(1.0, 2 * pause_s)
             self._waiting = {version: data for version, data in self._waiting.items() if version >= self.version}
-            if not self.copy:
+            if not self.by_start:
                 await self._listen(broker)
-                self.ready = True
-                self._news.set()
+            if not self.ready:
+                self._get_ready()
             await self._wake.wait()
 
+    def _is_behind(self) -> bool:
+        if self._restart or (self.by_start and self.ready):
+            return self._restart
+        return self.version < self._head or not self.client.hidden_state.exact
+
+    def _get_ready(self) -> bool:
+        self.ready, self._ready_for = True, (self._number(), time.monotonic())
+        self._news.set()
+        return True
+
     def restart(self) -> None:
-        """Start again from a snapshot, because the held x̂ is not the server's."""
-        self._restart = True
+        """Begin again, because the held x̂ is not the server's. The next linked start does not depend on it."""
+        self._restart = not self.held.linked
         self._wake.set()
 
     def switch_run(self, run_id: str) -> None:
         """Follow the run with this identity from now on, starting with its snapshot."""
         self.run_id, self.state, self._head = run_id, None, 0
-        self.copy, self.held = b"", Held()
+        self.held = Held()
         self._waiting.clear()
         self.restart()
 
@@ -171,13 +201,20 @@ class Follower:
 
     async def _move(self, broker: Broker) -> bool:
         """Take the next step towards the newest version. Return False if nothing was found."""
-        if self._restart:
+        if self._restart and self.client.algorithm.catch_up.link is None:
             return await self._take_snapshot(broker)
+        if self._restart:
+            self.client.hidden_state = HiddenState.of(np.zeros_like(self.client.hidden_state.vector), -1)
+            self.held, self.ready = Held(), False
+            self._begin_again()
         if self.version not in self._waiting:
             plan = self._plan()
             if plan.means is Means.QUANTIZED:
                 return await self._take_copy(broker, plan)
-            await self._listen(broker)
+            if plan.means is Means.LINK:
+                return await self._take_link(broker, plan)
+            if not self.sleeps:
+                await self._listen(broker)
             if plan.means is Means.WHOLE and not self._sends_whole and await self._take_snapshot(broker):
                 return True
             await self._fetch(broker)
@@ -194,23 +231,25 @@ class Follower:
     def _plan(self) -> Plan:
         """Ask the method's `CatchUp` how to reach the newest version."""
         state, held = self.state, self.held
+        catch_up, follows = self.client.algorithm.catch_up, held.exact and held.position is not None
         if state is None or not state.snapshot_bytes:  # the sizes are not known yet
-            unknown = Means.WHOLE if held.position is None else Means.BROADCASTS
-            return Plan(Means.QUANTIZED if self.copy else unknown, 0, held)
+            inexact = Means.QUANTIZED if held.position is not None else Means.WHOLE
+            means = Means.BROADCASTS if follows else Means.LINK if catch_up.link is not None else inexact
+            return Plan(means, 0, held)
         whole = state.snapshot_bytes + state.position - state.snapshot_position
         shortest = state.last_bytes if self._sends_whole and 0 < state.last_bytes < whole else whole
-        follows = held.exact and held.position is not None
         # A copy has the snapshot's version. The client may hold something newer than the last heartbeat.
-        position = max(state.position if follows else state.snapshot_position, held.position or 0)
-        newer = not follows or state.snapshot_position > (held.position or 0)
+        newest = state.position if follows or catch_up.link is not None else state.snapshot_position
+        position = max(newest, held.position or 0)
+        newer = held.position is None or state.snapshot_position > held.position
         quantized_bytes = state.quantized_bytes if newer and state.quantized_bytes else whole
         offer = Offer(
             position, Held(position), whole, shortest, lambda: quantized_bytes, self.client.hidden_state.vector.size
         )
-        plan = self.client.algorithm.catch_up.plan(held, offer)
-        # A listening client pays for live broadcasts already; a copy would waste them.
+        plan = catch_up.plan(held, offer)
+        # A listening client pays for live broadcasts already; another start point would waste them.
         whole_instead = self._listening or self._copy_failures >= _COPY_ATTEMPTS
-        if plan.means is Means.QUANTIZED and plan.download_bytes and whole_instead:
+        if plan.means in (Means.QUANTIZED, Means.LINK) and plan.download_bytes and whole_instead:
             return plan._replace(means=Means.WHOLE)
         return plan
 
@@ -229,8 +268,8 @@ class Follower:
             return False
         return self._moved(len(frame), Held((self.held.position or 0) + len(frame)))
 
-    def _moved(self, received_bytes: int, held: Held, copy: bytes = b"") -> bool:
-        self.held, self.copy, self._copy_failures = held, copy, 0
+    def _moved(self, received_bytes: int, held: Held) -> bool:
+        self.held, self._copy_failures = held, 0
         self._moved_at = time.monotonic()
         self._on_advance(self.version, received_bytes)
         return True
@@ -295,9 +334,28 @@ class Follower:
         if plan.download_bytes and not await self._fetch_copy(broker, plan):
             self._copy_failures += 1
             return False
-        self.ready = True
-        self._news.set()
-        return True
+        return self._get_ready()
+
+    async def _take_link(self, broker: Broker, plan: Plan) -> bool:
+        """Ask the server for the difference to the held start point. The server knows whether there is a newer x̂."""
+        client = self.client
+        if self.state is None or not self.state.session:  # the server does not take requests yet
+            return False
+        digest = client.hidden_state.digest if self.held.linked else 0
+        initial = 0 if client.initial is None else client.initial.digest
+        reply = await self.starts.ask(broker, self.run_id, StartRequest(self._number(), digest, initial))
+        if reply is None or self._restart:
+            return False
+        if reply.frame:
+            try:
+                client.receive(reply.frame)
+            except (MessageError, HiddenStateError) as error:
+                log.warning("The server's start does not fit this client (%s). Beginning again.", error)
+                self.ignored[error.reason] += 1
+                self._restart = True
+                return False
+            self._moved(len(reply.frame), plan.held._replace(position=reply.position, exact=False, linked=True))
+        return self._get_ready()
 
     async def _fetch_copy(self, broker: Broker, plan: Plan) -> bool:
         quantizer, size = self.client.algorithm.catch_up.quantizer, self.client.hidden_state.vector.size
@@ -314,7 +372,7 @@ class Follower:
         except (MessageError, HiddenStateError) as error:
             self.ignored[error.reason] += 1
             return False
-        return self._moved(len(frame), plan.held._replace(position=position), frame)
+        return self._moved(len(frame), plan.held._replace(position=position))
 
     async def _take_snapshot(self, broker: Broker) -> bool:
         """Take x̂ whole, with the server's memory if the method has one."""
@@ -333,11 +391,24 @@ class Follower:
             self.client.hidden_state = before
             return False
         if self._restart:
-            self._head = max(self.version, self.state.version if self.state else 0)
-            self._waiting.clear()
-            self._restart, self.held_run_id = False, self.run_id
+            self._begin_again()
         log.info("Took a snapshot of version %d.", self.version)
         return self._moved(len(frame), Held(position))
+
+    def _begin_again(self) -> None:
+        """Discard what is known of versions that the server may not have."""
+        self._head = max(self.version, self.state.version if self.state else 0)
+        self._waiting.clear()
+        self._restart, self.held_run_id = False, self.run_id
+
+    async def _on_start(self, stored: Stored) -> None:
+        head = stored.headers.get(START, "")
+        if not self.is_genuine(f"{self.names.started(self.client.number)} {head}", stored):
+            return
+        try:
+            self.starts.add(*StartReply.from_head(head), stored.data)
+        except MessageError as error:
+            self.ignored[error.reason] += 1
 
     async def _on_broadcast(self, stored: Stored) -> None:
         version = number_in(stored.subject)
@@ -374,6 +445,7 @@ class Follower:
             return
         if before is not None and before.session != state.session:
             self._on_new_session()
+            self.starts.ask_again()
         age_s = time.time() - state.at
         self.state, self.heard_at = state, time.monotonic() - (age_s if age_s > _CLOCKS_S else 0.0)
         self._last_beat = max(self._last_beat, beat)
@@ -387,12 +459,14 @@ class Follower:
             self._news.set()
 
     def _compare(self, state: LiveState, before: LiveState | None) -> None:
-        """Restart if the held x̂ is not of the server's history."""
+        """Restart if the held x̂ is not of the server's history. The next linked start does not depend on it."""
         held = self.client.hidden_state
+        if self.held.linked:
+            return
         ahead = state.version < held.version and time.monotonic() - self._moved_at > _AHEAD_S
         drifted = state.version == held.version and state.digest != held.digest and held.exact
         # The digest of a copy proves nothing, so a copy from a superseded server is discarded.
-        forked = bool(self.copy) and before is not None and before.epoch < state.epoch and state.since < held.version
+        forked = not held.exact and before is not None and before.epoch < state.epoch and state.since < held.version
         was_ahead, self._ahead = self._ahead, ahead
         if drifted or forked or (ahead and was_ahead):  # a single heartbeat may be delayed
             log.warning(

@@ -19,7 +19,7 @@ from qafel.algorithm.admission import WINDOW
 from qafel.algorithm.messages import checksum_of
 from qafel.deployment.connection import Broker, Stored
 from qafel.deployment.keys import Signer, signed_name
-from qafel.deployment.messages import Receipt, split_upload
+from qafel.deployment.messages import Receipt, split
 from qafel.deployment.names import FAILED, FOLLOWS, PART, RECEIVED
 from qafel.deployment.transport import wait_for_event
 from qafel.errors import BrokerRefused, DataError
@@ -195,7 +195,7 @@ class Outbox:
         headers[RECEIVED] = str(pending.received_bytes)
         if pending.follows is not None:
             headers[FOLLOWS] = str(pending.follows)
-        parts = split_upload(pending.data, broker.part_bytes)
+        parts = split(pending.data, broker.part_bytes)
         self.sent_bytes += len(pending.data)
         if len(parts) == 1:
             await broker.send(self._subject, pending.data, headers=headers)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, Self, final
 
@@ -27,7 +28,8 @@ from qafel.files import Lock, read_checked, read_word, sync_folder, write_checke
 from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 
 _FILE: Final = "hidden-state"
-_FILE_VERSION: Final = 2
+_FILE_VERSION: Final = 3
+_KINDS: Final = {(True, False): "exact", (False, False): "copy", (False, True): "link"}
 _BLOCK: Final = 256  # numbers that one synced write reserves
 _RESTORE: Final = "restore the client's folder from its newest copy, or take part under another number"
 
@@ -39,8 +41,6 @@ class Kept(NamedTuple):
 
     hidden_state: HiddenState
     held: Held
-    copy: bytes = b""
-    """The message, if it is a quantized copy."""
 
 
 @final
@@ -88,21 +88,21 @@ class ClientState:
             return None
         try:
             head, _, frame = read_checked(path, _FILE, _FILE_VERSION).partition(b"\n")
-            saved_id, position, overpaid = head.decode("ascii", "replace").split(" ")
+            saved_id, position, overpaid, kind = head.decode("ascii", "replace").split(" ")
             if saved_id != run_id:
                 return None
             state = HiddenState.from_snapshot(Message.from_bytes(frame), dimension, algorithm)
-            held = Held(int(position), state.exact, int(overpaid))
-            return Kept(state, held, b"" if state.exact else frame)
+            state = replace(state, exact=kind == _KINDS[True, False])
+            return Kept(state, Held(int(position), state.exact, int(overpaid), kind == _KINDS[False, True]))
         except (DataError, MessageError, HiddenStateError, ValueError) as error:
             log.warning("%s; starting from the server's snapshot instead", error)
             return None
 
     def save(self, run_id: str, kept: Kept) -> None:
         """Replace the saved hidden state."""
-        state, held, copy = kept
-        head = f"{run_id} {held.position or 0} {held.overpaid}\n".encode()
-        write_checked(self.folder / _FILE, _FILE, _FILE_VERSION, head + (copy or state.to_snapshot()))
+        state, held = kept
+        head = f"{run_id} {held.position or 0} {held.overpaid} {_KINDS[held.exact, held.linked]}\n".encode()
+        write_checked(self.folder / _FILE, _FILE, _FILE_VERSION, head + state.to_snapshot())
 
     def _reserve(self, until: int) -> None:
         write_word(self.folder / "sequence", str(until))

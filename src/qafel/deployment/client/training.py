@@ -50,6 +50,14 @@ def train_with(train: ClientTraining, agreement: Agreement, client: int, _: Clie
     return train, _require_agreed(train.task, agreement, client)
 
 
+def initial_model(train: Train, agreement: Agreement) -> HiddenState | None:
+    """x⁰, if the training function has the run's task, which makes it."""
+    task = train.task if isinstance(train, ClientTraining) else None
+    if isinstance(train, partial) and train.func is _train_task:
+        task = _made_task(train.args[0])
+    return None if task is None else HiddenState.of(agreement.config.initial_model(task))
+
+
 def _require_agreed(task: Task, agreement: Agreement, client: int) -> float:
     """Return the weight of the client's updates. Raises unless the task is that of the run."""
     if not 0 <= client < task.clients:

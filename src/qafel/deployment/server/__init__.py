@@ -3,6 +3,7 @@
 server         opens a run and holds sessions with the broker
 pipeline       receives uploads, syncs, broadcasts, acknowledges; writes checkpoints and snapshots
 announcements  all messages of the server: broadcasts, snapshots, receipts, state; its lease of the run
+starts         linked starts: requests, limits, and what the server remembers of clients' start points
 defence        what a client may send: signature, rate, norm, share
 intake         decides which uploads count, and writes the receipts
 ledger         the server's state: checkpoint and journal, synced before anything is acknowledged
@@ -55,6 +56,19 @@ class DefenceSettings:
 
 @final
 @dataclass(frozen=True, slots=True)
+class StartSettings:
+    """Limits on linked starts."""
+
+    memory_bytes: int = 2_000_000_000
+    """Disk space for clients' start points. The least recently used are dropped; each costs one longer start."""
+    per_hour: float | None = 3600.0
+    """Starts per hour and client, averaged over ten minutes. None: no limit."""
+    at_once: int = 64
+    """Clients that wait for a start. The others are told when to ask again."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """How a server works."""
 
@@ -73,6 +87,7 @@ class ServerSettings:
     metrics_address: str = "127.0.0.1"
     limits: StreamLimits = field(default_factory=StreamLimits)
     defence: DefenceSettings = field(default_factory=DefenceSettings)
+    starts: StartSettings = field(default_factory=StartSettings)
     take_over: bool = False
     """Replace another server, or another history of the run."""
     patience_s: float | None = None

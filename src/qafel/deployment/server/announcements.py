@@ -20,8 +20,8 @@ from qafel.algorithm import HiddenState, Server
 from qafel.algorithm.catch_up import quantized_copy
 from qafel.deployment.connection import Broker
 from qafel.deployment.keys import Signer, Verifier, fingerprint, signed_name
-from qafel.deployment.messages import Agreement, Receipt, read_state
-from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, OBJECT_STREAM, SIGNATURE, Names, number_in
+from qafel.deployment.messages import Agreement, Receipt, StartReply, read_state, split
+from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, OBJECT_STREAM, SIGNATURE, START, Names, number_in
 from qafel.deployment.server.ledger import Ledger
 from qafel.errors import AnotherServer, BrokerLost, BrokerRefused
 from qafel.quantizers.protocol import Quantizer
@@ -111,6 +111,15 @@ class Publisher:
         signed = [(signed_name(subject, self.run_id, self.epoch), data) for subject, data in messages]
         for (subject, data), headers in zip(messages, self._signer.headers_of_all(signed), strict=True):
             await broker.send(subject, data, headers={EPOCH: str(self.epoch), **headers})
+
+    async def replies(self, broker: Broker, replies: Mapping[int, StartReply]) -> None:
+        """Answer clients' start requests. A message that is too long is sent in parts."""
+        for client, reply in replies.items():
+            subject, parts = self.names.started(client), split(reply.frame, broker.part_bytes) or [b""]
+            for number, part in enumerate(parts):
+                headers = {EPOCH: str(self.epoch), START: f"{reply.head} {number} {len(parts)}"}
+                signed = signed_name(f"{subject} {headers[START]}", self.run_id, self.epoch)
+                await broker.send(subject, part, headers=headers | self._signer.headers(signed, part))
 
     async def snapshot(self, broker: Broker) -> None:
         """Store x̂, and a quantized copy of it if clients may start from one."""

@@ -219,6 +219,27 @@ class RunningMedian:
         return {client: norm for client, (norm, _, _) in self._votes.items()}
 
 
+@final
+class Allowance:
+    """Tokens of each client: `rate` per second, of which it may save a `burst`."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._left: dict[int, tuple[float, float]] = {}
+        """What each client had left, and when."""
+
+    def spend(self, client: int, now: float) -> float:
+        """Take a token and return 0, or return the time until there is one."""
+        if math.isinf(self._rate):
+            return 0.0
+        left, then = self._left.get(client, (self._burst, now))
+        left = min(self._burst, left + (now - then) * self._rate)
+        if left < 1:
+            return (1 - left) / self._rate
+        self._left[client] = (left - 1, now)
+        return 0.0
+
+
 class Judged(NamedTuple):
     """An upload that passed every check."""
 
@@ -246,9 +267,11 @@ class UploadChecker:
     shares: FairShare = field(init=False)
     _needs: Needs = field(init=False)
     _keys_problem: str | None = None
-    _allowance: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _allowance: Allowance = field(init=False)
 
     def __post_init__(self) -> None:
+        rate = self._settings.max_rate or math.inf
+        self._allowance = Allowance(rate, max(1.0, 10 * rate))
         self.shares = FairShare(self._settings.max_share)
         self._needs = self._algorithm.needs
 
@@ -301,7 +324,8 @@ class UploadChecker:
         admitted = server.admit(upload, anew=self._has_new_key(client, key))
         if self._needs.client_memory:
             self._check_memory(server, client, upload.sequence, follows)
-        self._spend(client, now)
+        if wait_s := self._allowance.spend(client, now):
+            raise RateLimited(f"expected at most {self._settings.max_rate:g} uploads per second: wait {wait_s:.1f} s")
         self.shares.check(client, now)
         decoded = self._algorithm.client_quantizer.decode(upload.payload, upload.dimension)
         return Judged(self._bound(server, upload, decoded, now, key, received), decoded, admitted)
@@ -325,18 +349,6 @@ class UploadChecker:
 
     def _key_number(self, client: int) -> int:
         return 0 if self._keys is None else key_number(self._keys[client])
-
-    def _spend(self, client: int, now: float) -> None:
-        """Take a token from the client's bucket; raise if it is empty."""
-        rate = self._settings.max_rate
-        if rate is None:
-            return
-        burst = max(1.0, 10 * rate)
-        left, then = self._allowance.get(client, (burst, now))
-        left = min(burst, left + (now - then) * rate)
-        if left < 1:
-            raise RateLimited(f"expected at most {rate:g} uploads per second: wait {(1 - left) / rate:.1f} s")
-        self._allowance[client] = (left - 1, now)
 
     def _bound(
         self, server: Server, upload: Message, update: Vector, now: float, key: int, received: int

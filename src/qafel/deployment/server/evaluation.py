@@ -38,6 +38,8 @@ _FIGURES: Final[Sequence[tuple[type[Any], str, str, str]]] = (
     (CounterMetricFamily, "failed_checkpoints", "Checkpoints that could not be written", "failed_checkpoints"),
     (CounterMetricFamily, "clipped_updates", "Updates whose norm or weight was bounded", "clipped"),
     (CounterMetricFamily, "failed_trainings", "Failures of clients' training", "failed_trainings"),
+    (CounterMetricFamily, "starts", "Linked starts sent", "starts"),
+    (CounterMetricFamily, "refused_starts", "Start requests refused", "refused_starts"),
     (CounterMetricFamily, "broker_sessions", "Connections to the broker", "sessions"),
     (GaugeMetricFamily, "version", "Server steps done", "version"),
     (GaugeMetricFamily, "buffer_updates", "Updates in the buffer", "buffer_fill"),

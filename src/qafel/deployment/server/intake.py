@@ -104,7 +104,9 @@ class Intake:
 
     ledger: Ledger
     checker: UploadChecker
-    counts: Counter[str] = field(default_factory=lambda: Counter(clipped=0, failed_trainings=0))
+    counts: Counter[str] = field(
+        default_factory=lambda: Counter(clipped=0, failed_trainings=0, starts=0, refused_starts=0)
+    )
     contacts: OrderedDict[int, Contact] = field(default_factory=OrderedDict)
     """Clients with an accepted upload, the latest last."""
     failing: OrderedDict[int, str] = field(default_factory=OrderedDict)

@@ -22,7 +22,6 @@ from typing import Any, Final, final
 from nats.aio.msg import Msg
 
 from qafel.deployment.connection import Broker
-from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings
 from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
@@ -39,13 +38,15 @@ log = logging.getLogger(__name__)
 
 
 @final
-class UploadQueue:
-    """Reads the work queue of uploads: requests batches ahead, and returns groups."""
+class MessageQueue:
+    """Reads uploads or start requests: requests batches ahead, and returns groups."""
 
-    def __init__(self, broker: Broker, names: Names, epoch: int) -> None:
+    def __init__(self, broker: Broker, stream: str, consumer: str, ahead: int = _AHEAD) -> None:
+        """`ahead`: the most messages that the broker delivers before they are taken."""
         self._broker = broker
-        self._stream = names.upload_stream
-        self._request = f"$JS.API.CONSUMER.MSG.NEXT.{names.upload_stream}.{names.consumer(epoch)}"
+        self._stream = stream
+        self._ahead = ahead
+        self._request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = broker.connection.new_inbox()
         self._came: deque[Msg] = deque()
         self._wake = asyncio.Event()
@@ -77,9 +78,9 @@ class UploadQueue:
         return group
 
     async def _ask(self) -> None:
-        if self._asked + len(self._came) > _AHEAD // 2:
+        if self._asked + len(self._came) > self._ahead // 2:
             return
-        batch = _AHEAD - self._asked - len(self._came)
+        batch = self._ahead - self._asked - len(self._came)
         self._asked += batch
         most_bytes = max(_AHEAD_BYTES, 2 * self._broker.connection.max_payload)
         request = {"batch": batch, "max_bytes": most_bytes, "expires": int(_EXPIRES_S * 1e9)}
@@ -88,7 +89,7 @@ class UploadQueue:
     async def _receive(self, message: Msg) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         if message.reply:
-            # Only uploads have a reply subject. The client wrote the headers, so they prove nothing.
+            # Only a client's message has a reply subject. The client wrote the headers, so they prove nothing.
             self._asked = max(0, self._asked - 1)
             self._came.append(message)
         else:
@@ -195,7 +196,7 @@ class Pipeline:
     _taken: asyncio.Queue[UploadGroup | None] = field(default_factory=lambda: asyncio.Queue(4))
     _safe: asyncio.Queue[list[UploadGroup] | None] = field(default_factory=lambda: asyncio.Queue(4))
 
-    async def take(self, queue: UploadQueue) -> None:
+    async def take(self, queue: MessageQueue) -> None:
         """Receive groups of uploads, until the run ends."""
         while self._evaluator.running:
             group = UploadGroup()

@@ -20,9 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
+import numpy as np
 import tomli_w
 
-from qafel.algorithm import Needs, require_provided
+from qafel.algorithm import HiddenState, Needs, require_provided
+from qafel.algorithm.catch_up import Links
 from qafel.config import Config
 from qafel.deployment.connection import Broker, session
 from qafel.deployment.keys import Access
@@ -34,9 +36,10 @@ from qafel.deployment.server.defence import RunningMedian, UploadChecker, resolv
 from qafel.deployment.server.evaluation import Evaluator, ServerMetrics
 from qafel.deployment.server.intake import Intake
 from qafel.deployment.server.ledger import Ledger
-from qafel.deployment.server.pipeline import BackgroundWriter, Pipeline, UploadQueue
+from qafel.deployment.server.pipeline import BackgroundWriter, MessageQueue, Pipeline
+from qafel.deployment.server.starts import GROUP, LinkFiles, Starts
 from qafel.deployment.transport import run_until_one_ends, wait_for_event
-from qafel.errors import BrokerError, ConfigError
+from qafel.errors import BrokerError, ConfigError, QafelError
 from qafel.runs.directory import RunDirectory, model_file, settings_of, state_of
 from qafel.runs.live import NAMED_CLIENTS, NAMED_FAILURES, Listener, LiveState, Rate, Summary, live_state
 from qafel.runs.progress import Status
@@ -50,7 +53,7 @@ _FAILURES: Final = 3  # consecutive failures after which a stream counts as dama
 _STEADY_S: Final = 300.0  # a session of this length resets the failure counts
 _CONCLUDE_S: Final = 20.0  # time for the last uploads, snapshot and state after `stop`
 
-PROVIDED: Final = Needs(clients=True, client_memory=True, exact_uploads=True, quantized_starts=True)
+PROVIDED: Final = Needs(clients=True, client_memory=True, exact_uploads=True, quantized_starts=True, linked_starts=True)
 """What a deployment provides to methods."""
 
 log = logging.getLogger(__name__)
@@ -92,9 +95,15 @@ class DeploymentServer:
         )
         checker.shares.restore(ledger.shares, ledger.since, time.monotonic())
         self.intake = Intake(ledger, checker)
+        self.starts: Starts | None = None
+        """Answers requests for linked starts, if clients may ask for them."""
         self.evaluator = Evaluator(self._config, task, ledger, self._directory, self._row_listeners)
         published, copies = Published.of(ledger.server), algorithm.catch_up.quantizer
         self._publisher = Publisher(Names(run), access.signer(), ledger.run_id, published, copies, self._config.seed)
+        if algorithm.catch_up.link is not None:
+            files = LinkFiles(self._directory.path / "links", task.layout.size, settings.starts.memory_bytes)
+            links = Links(algorithm.catch_up, self._config.seed, self._initial(), files)
+            self.starts = Starts(links, self._publisher, checker, settings.starts, self.intake.counts)
         self._lease = Lease(self._publisher, ledger, access.verifier(), settings.take_over)
         self._background = BackgroundWriter(ledger, self._publisher, settings)
         self._connected = False
@@ -102,6 +111,14 @@ class DeploymentServer:
         """Consecutive sessions that each stream ended."""
         self._stopped = asyncio.Event()
         self._rate.mark(time.monotonic(), ledger.traffic.uploads)
+
+    def _initial(self) -> HiddenState:
+        """x⁰, which shortens clients' first linked starts; zero if it can no longer be read."""
+        try:
+            return HiddenState.of(self._config.initial_model(self._task))
+        except QafelError as error:
+            log.warning("%s. Clients' first starts are longer.", error)
+            return HiddenState.of(np.zeros(self._task.layout.size, np.float32))
 
     def stop(self) -> None:
         """Accept no more uploads and end `run` within seconds. The state is kept, whatever the broker does."""
@@ -164,8 +181,14 @@ class DeploymentServer:
 
     async def _session(self, broker: Broker) -> None:
         await self._begin(broker)
-        queue = UploadQueue(broker, self._publisher.names, self._lease.epoch)
+        names, consumer = self._publisher.names, self._publisher.names.consumer(self._lease.epoch)
+        queue = MessageQueue(broker, names.upload_stream, consumer)
         await queue.start()
+        works = []
+        if self.starts is not None:
+            requests = MessageQueue(broker, names.start_stream, consumer, GROUP)
+            await requests.start()
+            works = [self.starts.take(requests), self.starts.answer(broker)]
         self._session_id = uuid.uuid4().hex[:12]
         await self._beat(broker, "running")
         self.evaluator.end_at_limit()
@@ -180,12 +203,13 @@ class DeploymentServer:
                 pipeline.make_safe(broker),
                 pipeline.acknowledge(broker),
                 self._keep_beating(broker),
+                *works,
             )
         finally:
             await self._background.end()
         await self._conclude(broker)
 
-    async def _stop_taking(self, queue: UploadQueue) -> None:
+    async def _stop_taking(self, queue: MessageQueue) -> None:
         """Stop the queue when `stop` is called. The session continues until all received uploads are safe."""
         await self._stopped.wait()
         queue.stop()
@@ -203,7 +227,10 @@ class DeploymentServer:
         await broker.ensure(names, limits)
         await refill(broker, self._publisher, self.ledger, self._agreement)
         waiting_parts = self.intake.begin_session(broker.part_bytes)
-        await broker.new_consumer(names, self._lease.epoch, waiting_parts)
+        consumer = names.consumer(self._lease.epoch)
+        await broker.new_consumer(names.upload_stream, consumer, waiting_parts)
+        if self.starts is not None:
+            await broker.new_consumer(names.start_stream, consumer, confirms=False)
 
     async def _conclude(self, broker: Broker) -> None:
         """Write the last checkpoint, snapshot and state, and the model of a finished run."""
@@ -217,6 +244,7 @@ class DeploymentServer:
             names, model = self._publisher.names, self.ledger.server.model
             await self._publisher.put(broker, names.model, model_file(model, self._task.layout))
             await broker.delete(names.upload_stream)  # frees the space reserved for it
+            await broker.delete(names.start_stream)
         await self._beat(broker, self.evaluator.status)
         await broker.flush()
 
@@ -357,5 +385,6 @@ def open_server(
         table = settings_of(config)
         directory.begin(tomli_w.dumps(table), keep_metrics_bytes=None)
         listeners = follow(TrackedRun(out, table, task.metric_name, ledger.traffic.uploads > 0, settings.track))
-        settings = replace(settings, limits=replace(settings.limits, history=history))
+        linked = algorithm.catch_up.link is not None
+        settings = replace(settings, limits=replace(settings.limits, history=history, starts=linked))
         yield DeploymentServer(config, task, ledger, access, settings, directory, progress, listeners)
