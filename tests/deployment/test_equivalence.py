@@ -95,6 +95,18 @@ def test_a_recorded_order_of_events_gives_the_simulators_bits(name: str, tmp_pat
     asyncio.run(replay())
 
 
+async def _settled(server: DeploymentServer, client: DeploymentClient) -> None:
+    core, publisher = server.ledger.server, server._publisher
+    await until(lambda: publisher.published.position == publisher.on_broker.position == core.broadcast_bytes)
+    await until(lambda: client.follower.state.position == client.follower.state.snapshot_position)
+    await until(lambda: client.follower.state.version == core.version)
+
+
+async def _deliver(client: DeploymentClient, sequence: int, upload: bytes) -> None:
+    client.outbox.add(sequence, upload)
+    assert await client.until(lambda: not len(client.outbox), 60)
+
+
 @pytest.mark.parametrize("name", LINKED)
 def test_a_recorded_order_of_starts_and_uploads_gives_the_simulators_bits(
     name: str, tmp_path: Path, access: Access
@@ -112,16 +124,6 @@ def test_a_recorded_order_of_starts_and_uploads_gives_the_simulators_bits(
         patch.setattr(Simulation, "_fetch", fetched)
         simulation, _ = _recorded(config, 40, lambda job, made: events.append((job.client, made.upload)))
 
-    async def settled(server: DeploymentServer, client: DeploymentClient) -> None:
-        core, publisher = server.ledger.server, server._publisher
-        await until(lambda: publisher.published.position == publisher.on_broker.position == core.broadcast_bytes)
-        await until(lambda: client.follower.state.position == client.follower.state.snapshot_position)
-        await until(lambda: client.follower.state.version == core.version)
-
-    async def deliver(client: DeploymentClient, sequence: int, upload: bytes) -> None:
-        client.outbox.add(sequence, upload)
-        assert await client.until(lambda: not len(client.outbox), 60)
-
     async def replay() -> None:
         async with contextlib.AsyncExitStack() as stack:
             settings = ServerSettings(heartbeat_s=0.05, snapshot_every=1, keep_journal=True)
@@ -137,7 +139,7 @@ def test_a_recorded_order_of_starts_and_uploads_gives_the_simulators_bits(
             ready: tuple[int, int, bytes] | None = None  # its sender starts again before it reaches the server
             for number, event in [*events, (-1, None)]:
                 if ready is not None and number != ready[0]:
-                    await deliver(clients[ready[0]], *ready[1:])
+                    await _deliver(clients[ready[0]], *ready[1:])
                     ready = None
                 if event is None:
                     break
@@ -147,7 +149,7 @@ def test_a_recorded_order_of_starts_and_uploads_gives_the_simulators_bits(
                     assert client.finish(start, client._train).upload == event
                     ready = number, start.sequence, event
                     continue
-                await settled(server, client)
+                await _settled(server, client)
                 client.follower.prepare()
                 assert await client.until(lambda c=client: c.follower.ready, 60)
                 sequence, download_bytes, point = event
@@ -159,7 +161,7 @@ def test_a_recorded_order_of_starts_and_uploads_gives_the_simulators_bits(
                 assert client.core.hidden_state.digest == point.digest
                 starts[number].append(client.begin())
                 if ready is not None:
-                    await deliver(client, *ready[1:])
+                    await _deliver(client, *ready[1:])
                     ready = None
             assert np.array_equal(held.model, simulation.server.model)
             assert np.array_equal(held.hidden_state.vector, simulation.server.hidden_state.vector)

@@ -103,7 +103,7 @@ def test_a_client_of_another_version_takes_the_snapshot_and_continues_with_its_n
         state.save(agreement.run_id, Kept(held, Held(700)))
         used = state.take_sequence()
         state.give_back()
-    write_checked(tmp_path / "hidden-state", "hidden-state", 3, b"from the future")
+    write_checked(tmp_path / "hidden-state", "hidden-state", 4, b"from the future")
     with ClientState(tmp_path) as state:
         assert state.load(agreement.run_id, 113, algorithm) is None
         (said,) = caplog.records
@@ -114,4 +114,4 @@ def test_a_client_of_another_version_takes_the_snapshot_and_continues_with_its_n
         loaded = state.load(agreement.run_id, 113, algorithm)
     assert loaded is not None
     assert (loaded.hidden_state.digest, loaded.held.position) == (held.digest, 700)
-    assert read_checked(tmp_path / "hidden-state", "hidden-state", 2)
+    assert read_checked(tmp_path / "hidden-state", "hidden-state", 3)

@@ -138,6 +138,53 @@ async def send_made(
     }
 
 
+async def ask_for_starts(config: Config, access: Access, clients: int, rounds: int) -> dict[str, Any]:
+    """Ask for a start of every client in each round, with a server step before each round.
+
+    The first start of a client is longer, so the first round does not count.
+    """
+    names, answered, points = Names(config.name), asyncio.Event(), [0] * clients
+    waiting, received, began = set[int](), 0, (0.0, 0)
+
+    async def on_start(stored: Stored) -> None:
+        nonlocal received
+        client = int(stored.subject.rsplit(".", 1)[-1])
+        if stored.data:
+            points[client] = Message.from_bytes(stored.data).digest
+            received += len(stored.data)
+        waiting.discard(client)
+        answered.set()
+
+    async def on_receipt(_: Stored) -> None:
+        answered.set()
+
+    async with session(access, "0", patience_s=60) as broker:
+        await _run_id(broker, names)
+        await broker.subscribe(names.started(0).removesuffix("0") + "*", on_start)
+        await broker.subscribe(names.receipt(0), on_receipt)
+        for number, upload in enumerate(await asyncio.to_thread(sound_uploads, config, 0, rounds + 1)):
+            answered.clear()
+            await broker.send(names.upload(0), upload)
+            await answered.wait()
+            if number == rounds:
+                break
+            if number == 1:
+                began = time.monotonic(), received
+            todo = iter(range(clients))
+            while (free := _WINDOW - len(waiting)) < _WINDOW or waiting or True:
+                for client in islice(todo, free):
+                    waiting.add(client)
+                    request = StartRequest(number, points[client], 0)
+                    await broker.send(names.start(client), request.to_bytes())
+                if not waiting:
+                    break
+                answered.clear()
+                await answered.wait()
+            ended = time.monotonic()
+    starts = (rounds - 1) * clients
+    return {"starts": starts, "began": began[0], "ended": ended, "bytes_per_start": (received - began[1]) / starts}
+
+
 async def _run_id(broker: Broker, names: Names) -> str:
     while (stored := await broker.stored(KEY_VALUE_STREAM, names.config)) is None:
         await asyncio.sleep(0.1)

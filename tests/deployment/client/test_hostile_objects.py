@@ -161,7 +161,7 @@ def test_a_copy_of_a_server_that_lost_the_run_is_given_up(tmp_path: Path, access
                 await until(lambda: late.follower.ready)
                 state = late.follower.state
                 assert state is not None
-                assert late.follower.copy
+                assert not late.core.hidden_state.exact
                 later = replace(state, epoch=state.epoch + 1, since=late.follower.version - 1)
                 await late.follower._on_state(Stored(late.names.state, later.to_bytes(), {}))
                 assert late.follower._restart

@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where everything lies afterwards; a temporary one by default")
     parser.add_argument("--kind", action="append", help="only faults of this kind; may be repeated")
     parser.add_argument("--unsecured", action="store_true", help="without TLS, keys and signatures")
+    parser.add_argument("--catch-up", default="exact", choices=["exact", "link", "auto"])
     parser.add_argument("--pause", type=float, default=30.0, help="the longest pause of a process, in seconds")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no further faults after so long")
     options = parser.parse_args()
@@ -43,6 +44,7 @@ def main() -> None:
         most_s=options.seconds,
         secured=not options.unsecured,
         longest_pause_s=options.pause,
+        catch_up=options.catch_up,
         tell=tell,
     )
     print(json.dumps({**outcome, "seconds": round(time.monotonic() - began)}))

@@ -383,13 +383,15 @@ def run_faults(
     most_s: float = float("inf"),
     secured: bool = True,
     longest_pause_s: float = 30.0,
+    catch_up: str = "exact",
     tell: Callable[[int, str], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Start a fleet, let these faults happen at random moments, none after `most_s`, and prove the outcome.
 
     `tell` is called with each fault's number and name as it begins.
     """
-    fleet, began = Fleet(folder, clients, seed, secured=secured, longest_pause_s=longest_pause_s), time.monotonic()
+    began = time.monotonic()
+    fleet = Fleet(folder, clients, seed, secured=secured, longest_pause_s=longest_pause_s, catch_up=catch_up)
     happened: Counter[str] = Counter()
     try:
         fleet.reach(2)
