@@ -24,7 +24,15 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from qafel.algorithm.messages import HEADER_BYTES
-from qafel.bench.load import light_client, resident_bytes, send_made, sound_uploads, take_and_forget, wait_for_run
+from qafel.bench.load import (
+    ask_for_starts,
+    light_client,
+    resident_bytes,
+    send_made,
+    sound_uploads,
+    take_and_forget,
+    wait_for_run,
+)
 from qafel.config import Config
 from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
@@ -34,7 +42,7 @@ from qafel.deployment.connection import Stored, session
 from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
-from qafel.deployment.server import ServerSettings
+from qafel.deployment.server import ServerSettings, StartSettings
 from qafel.deployment.server.server import run_server
 from qafel.deployment.transport import cancel_and_wait
 from qafel.errors import BrokerRefused, DataError, QafelError
@@ -74,6 +82,8 @@ class DeploymentCase:
     """The number of damaged messages that another client sends."""
     made: bool = False
     """Whether one process sends prepared uploads for all clients. Also measures the limit of the broker alone."""
+    starts: int = 0
+    """The number of linked starts that one process requests for each client, one after a server step."""
 
     @property
     def all_clients(self) -> int:
@@ -91,7 +101,8 @@ class DeploymentCase:
             {
                 "name": RUN,
                 "task": {"name": "quadratic", "clients": self.all_clients, "dimension": self.dimension},
-                "algorithm": {"method": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001},
+                "algorithm": {"method": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001}
+                | ({"catch_up": "link"} if self.starts else {}),
                 "evaluation": {"every": 1_000_000_000},
                 "stop": {"uploads": self.updates},
             }
@@ -110,6 +121,8 @@ Work: TypeAlias = Callable[[DeploymentCase, Path], Figures | Coroutine[Any, Any,
 
 def measure(case: DeploymentCase) -> Figures:
     """Run one case. With mutants, run it again without them and compare."""
+    if case.starts:
+        return _measure_starts(case)
     found = _measure(case)
     if case.mutants:
         without = _measure(replace(case, mutants=0))["updates_per_s"]
@@ -136,6 +149,33 @@ def _measure(case: DeploymentCase) -> Figures:
         if bare:
             figures["share_of_broker"] = figures["updates_per_s"] / bare["messages_per_s"]
         return figures | {"broker_alone": bare, "light_client": light}
+
+
+def _measure_starts(case: DeploymentCase) -> Figures:
+    """The rate of linked starts, the server's time for one, and what it keeps of all clients."""
+    with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name, _broker(Path(name) / "broker", case):
+        folder = Path(name)
+        with _processes([("server", serve_run)], case, folder) as serving:
+            wait_for_run(case.access(folder, "server"), RUN)
+            with _processes([("load", ask_for_all)], case, folder) as asking:
+                ((_, asked), (_, server)) = asking() + serving()
+        disk_bytes = sum(path.stat().st_size for path in (folder / "server" / "links").iterdir())
+    marks = [mark for mark in server["marks"] if asked["began"] <= mark[0] <= asked["ended"]]
+    seconds, cpu = (marks[-1][at] - marks[0][at] for at in (0, 3))
+    rate = asked["starts"] / (asked["ended"] - asked["began"])
+    return {
+        **{key: getattr(case, key) for key in ("clients", "dimension")},
+        "starts_per_s": rate,
+        "bytes_per_start": asked["bytes_per_start"],
+        "server_cpu_s_per_start": cpu / (seconds * rate),
+        "server_bytes": marks[-1][2],
+        "link_bytes": disk_bytes,
+    }
+
+
+async def ask_for_all(case: DeploymentCase, folder: Path) -> Figures:
+    """Ask for the starts of all clients from one process."""
+    return await ask_for_starts(case.config(), case.access(folder, ""), case.clients, case.starts)
 
 
 def _bare(case: DeploymentCase, folder: Path) -> Figures:
@@ -305,7 +345,7 @@ def serve_run(case: DeploymentCase, folder: Path) -> Figures:
         case.config(),
         folder / "server",
         access=case.access(folder, "server"),
-        settings=ServerSettings(heartbeat_s=_HEARTBEAT_S, patience_s=30),
+        settings=ServerSettings(heartbeat_s=_HEARTBEAT_S, patience_s=30, starts=StartSettings(per_hour=None)),
         progress=lambda state: marks.append((time.monotonic(), state.uploads, resident_bytes(), time.process_time())),
     )
     return {**summary, "marks": marks}

@@ -24,10 +24,11 @@ from qafel.algorithm import Client, HiddenState, LocalTraining, Message
 from qafel.config import Config
 from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access, signed_name
-from qafel.deployment.messages import Agreement
+from qafel.deployment.messages import Agreement, StartRequest
 from qafel.deployment.names import KEY_VALUE_STREAM, Names, StreamLimits
 from qafel.deployment.server.pipeline import MessageQueue
 from qafel.deployment.status import read_status
+from qafel.deployment.transport import wait_for_event
 from qafel.errors import BrokerError, DataError, QafelError
 from qafel.params import Layout, Vector
 from qafel.quantizers.kernels import CHOICE
@@ -37,6 +38,8 @@ from qafel.runs.live import LiveState
 _WINDOW: Final = 8  # unanswered uploads of a client, as a real client has
 _GROUP: Final = 64
 _LIGHT_UPDATES: Final = 20
+_STARTS_AT_ONCE: Final = 32
+_LOST_S: Final = 60.0
 
 Upload = tuple[bytes, dict[str, str]]
 
@@ -170,16 +173,15 @@ async def ask_for_starts(config: Config, access: Access, clients: int, rounds: i
                 break
             if number == 1:
                 began = time.monotonic(), received
-            todo = iter(range(clients))
-            while (free := _WINDOW - len(waiting)) < _WINDOW or waiting or True:
-                for client in islice(todo, free):
-                    waiting.add(client)
-                    request = StartRequest(number, points[client], 0)
-                    await broker.send(names.start(client), request.to_bytes())
-                if not waiting:
-                    break
+            todo = list(range(clients))
+            while todo or waiting:
+                while todo and len(waiting) < _STARTS_AT_ONCE:
+                    waiting.add(client := todo.pop())
+                    await broker.send(names.start(client), StartRequest(number, points[client], 0).to_bytes())
                 answered.clear()
-                await answered.wait()
+                await wait_for_event(answered, _LOST_S)
+                if not answered.is_set():
+                    raise DataError(f"the server answered {clients - len(todo) - len(waiting)} of {clients} requests")
             ended = time.monotonic()
     starts = (rounds - 1) * clients
     return {"starts": starts, "began": began[0], "ended": ended, "bytes_per_start": (received - began[1]) / starts}

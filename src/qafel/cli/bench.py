@@ -138,8 +138,8 @@ def bench_deployment(
     """Measure a broker, a server and client processes, with 4 bits both ways and file storage.
 
     Cases: `default`, `secured`, `always` (sync per message), `paced`, `listeners` (200 of them), `mutants` (damaged
-    messages), `made` and `made-secured`. In the last two, one process sends prepared uploads of four times as many
-    clients, and the broker is also measured alone.
+    messages), `made` and `made-secured` (one process sends prepared uploads of four times as many clients, and the
+    broker is also measured alone), and `starts` (one process asks for linked starts of 500 times as many clients).
 
     Example: qafel bench deployment --json deployment.json
     """
@@ -156,6 +156,7 @@ def bench_deployment(
         "listeners": Case(max(500, updates // 10), 2, listeners=200, min_interval_s=0.01),
         "secured": Case(updates, clients, secured=True),
         "mutants": Case(updates, clients, mutants=updates // 2),
+        "starts": Case(4, 500 * clients, dimension=31_594, buffer_size=1, starts=3),
     }
     if unknown := set(cases or ()) - known.keys():
         raise ConfigError(f"unknown case {min(unknown)!r}; choose from {', '.join(known)}")
@@ -189,6 +190,10 @@ def _deployment_table(found: dict[str, Any]) -> Table:
         "memory of the broker": lambda f: human_bytes(f["broker_bytes"]),
         "deliveries/s to listeners": lambda f: f"{f['listening']['deliveries_per_s']:,.0f}",
         "first to last, 99th percentile": lambda f: f"{f['listening']['spread_p99_s']:.3f} s",
+        "linked starts/s": lambda f: f"{f['starts_per_s']:,.0f}",
+        "bytes per start": lambda f: f"{f['bytes_per_start']:,.0f}",
+        "processor time per start: server": lambda f: f"{1e3 * f['server_cpu_s_per_start']:.3f} ms",
+        "disk for start points": lambda f: human_bytes(f["link_bytes"]),
         "mutants sent": lambda f: f"{f['mutants']['sent']:,}",
         "mutants accepted": lambda f: f"{f['mutants']['accepted']:,}",
         "updates/s without mutants": lambda f: f"{f['mutants']['updates_per_s_without']:,.0f}",

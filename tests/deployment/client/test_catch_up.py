@@ -176,7 +176,7 @@ def test_a_client_that_starts_often_pays_for_x_once_and_follows(tmp_path: Path, 
                 await until(lambda: other.follower.ready)
                 await update(other)
                 copies += 1
-                assert copies < 20
+                assert copies < 40
             assert other.follower._listening
             await update(worker)
             await until(lambda: same(server, other.core.hidden_state))
