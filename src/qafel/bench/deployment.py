@@ -198,7 +198,7 @@ def _processes(works: list[tuple[str, Work]], case: DeploymentCase, folder: Path
             nonlocal kind
             found = []
             for kind, future in futures:
-                found.append((kind, future.result(60 + case.updates / 20)))
+                found.append((kind, future.result(60 + (case.updates + case.starts * case.clients) / 20)))
             return found
 
         try:

@@ -59,7 +59,8 @@ class LinkFiles(MutableMapping[int, Link]):
         self._folder, self._size, self._most_bytes = folder, size, most_bytes
         with writing(f"to {folder}"):
             make_private(folder)
-        found = [(path.stat(), path) for path in folder.iterdir() if path.name.isdecimal()]
+            names = [path for path in folder.iterdir() if path.name.isascii() and path.name.isdecimal()]
+            found = [(path.lstat(), path) for path in names]
         found.sort(key=lambda each: each[0].st_mtime_ns)
         self._sizes = OrderedDict((int(path.name), status.st_size) for status, path in found)
         """The clients, the least recently used first."""
