@@ -329,7 +329,6 @@ def test_clients_that_mean_harm_stop_neither_the_server_nor_others(tmp_path: Pat
             assert server.intake.counts["refused_starts"]
             assert len(memory(server)) <= 2
             assert server._session_id == begun, "a session ended"
-            assert 0 not in set(server.starts._refused_at) if server.starts else False
 
     port = free_port()
     keys = BrokerFolder.init(tmp_path / "broker", 3, port=port, sync="2m").path

@@ -331,9 +331,24 @@ class Follower:
 
     async def _take_copy(self, broker: Broker, plan: Plan) -> bool:
         """Start from the held copy if it is the newest, else from the broker's."""
-        if plan.download_bytes and not await self._fetch_copy(broker, plan):
-            self._copy_failures += 1
+        if not plan.download_bytes:
+            return self._get_ready()
+        quantizer, size = self.client.algorithm.catch_up.quantizer, self.client.hidden_state.vector.size
+        assert quantizer is not None
+        self._copy_failures += 1  # reset by `_moved`
+        found = await self._object(broker, self.names.copy, quantizer.max_payload_bytes(size))
+        if found is None:
             return False
+        frame, position = found
+        if self.state is not None and position < self.state.snapshot_position:
+            self.ignored["old"] += 1
+            return False
+        try:
+            self.client.restart(frame)
+        except (MessageError, HiddenStateError) as error:
+            self.ignored[error.reason] += 1
+            return False
+        self._moved(len(frame), plan.held._replace(position=position))
         return self._get_ready()
 
     async def _take_link(self, broker: Broker, plan: Plan) -> bool:
@@ -356,23 +371,6 @@ class Follower:
                 return False
             self._moved(len(reply.frame), plan.held._replace(position=reply.position, exact=False, linked=True))
         return self._get_ready()
-
-    async def _fetch_copy(self, broker: Broker, plan: Plan) -> bool:
-        quantizer, size = self.client.algorithm.catch_up.quantizer, self.client.hidden_state.vector.size
-        assert quantizer is not None
-        found = await self._object(broker, self.names.copy, quantizer.max_payload_bytes(size))
-        if found is None:
-            return False
-        frame, position = found
-        if self.state is not None and position < self.state.snapshot_position:
-            self.ignored["old"] += 1
-            return False
-        try:
-            self.client.restart(frame)
-        except (MessageError, HiddenStateError) as error:
-            self.ignored[error.reason] += 1
-            return False
-        return self._moved(len(frame), plan.held._replace(position=position))
 
     async def _take_snapshot(self, broker: Broker) -> bool:
         """Take x̂ whole, with the server's memory if the method has one."""

@@ -42,7 +42,7 @@ GROUP: Final = 32
 """Requests that the server takes together."""
 _PAUSE_S: Final = 0.01  # between two groups, so that taking requests costs at most a tenth of the event loop
 _BURST_S: Final = 600.0  # a client may use up its starts of so long together
-_TOLD_S: Final = 1.0  # between two refusals of one client
+_TOLD_PER_S: Final = 1.0  # how often a client is told to wait
 _FAILED_S: Final = 60
 _IDLE_S: Final = 60.0
 _DIGEST: Final = struct.Struct("<Q")
@@ -139,7 +139,7 @@ class Starts:
         self._waiting: OrderedDict[int, StartRequest] = OrderedDict()
         self._refused: dict[int, StartReply] = {}
         """Answers to clients that must wait."""
-        self._refused_at: dict[int, float] = {}
+        self._tellable = Allowance(_TOLD_PER_S, 1.0)
         self._given: dict[int, tuple[int, int]] = {}
         """Digest and version of the points that clients were given."""
         self._usual_s = 0.0
@@ -177,11 +177,9 @@ class Starts:
     def _refuse(self, client: int, request: StartRequest, wait_s: float, now: float) -> None:
         """Tell a client when to ask again, at most once a second."""
         self._counts["refused_starts"] += 1
-        if now - self._refused_at.get(client, -math.inf) < _TOLD_S:
-            return
-        self._refused_at[client] = now
-        self._refused[client] = StartReply(request.sequence, request.digest, wait_s=max(1, math.ceil(wait_s)))
-        self._wake.set()
+        if not self._tellable.spend(client, now):
+            self._refused[client] = StartReply(request.sequence, request.digest, wait_s=max(1, math.ceil(wait_s)))
+            self._wake.set()
 
     async def answer(self, broker: Broker) -> None:
         """Answer requests, forever."""
