@@ -21,8 +21,11 @@ from qafel.algorithm.catch_up import Link
 from qafel.config import Config
 from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientSettings, starts
-from qafel.deployment.client.client import DeploymentClient
-from qafel.deployment.connection import Broker, session
+from qafel.deployment.client import client as client_module
+from qafel.deployment.client.client import DeploymentClient, open_client
+from qafel.deployment.client.state import ClientState
+from qafel.deployment.client.training import train_task
+from qafel.deployment.connection import Broker, Stored, session
 from qafel.deployment.keys import Access, signed_name
 from qafel.deployment.messages import StartReply, StartRequest
 from qafel.deployment.names import Names
@@ -183,7 +186,8 @@ def test_a_full_disk_costs_longer_starts_and_stops_nobody(
     async def check() -> None:
         async with served(tmp_path, access) as server, taking_part(tmp_path, access, 0, settings=PATIENT) as client:
             await start(client)
-            memory(server)._folder = tmp_path / "not there"
+            (tmp_path / "full").touch()
+            memory(server)._folder = tmp_path / "full"
             assert [await start(client) for _ in range(3)] == [FIRST] * 3
 
     asyncio.run(check())
@@ -282,6 +286,12 @@ def test_clients_that_mean_harm_stop_neither_the_server_nor_others(tmp_path: Pat
             assert await start(good) == 0
             assert await start(good) == FIRST
             broker = await stack.enter_async_context(session(access[1], "1", patience_s=20))
+            heard: list[Stored] = []
+
+            async def hear(stored: Stored) -> None:
+                heard.append(stored)
+
+            await broker.subscribe(NAMES.started(0), hear)
             chooser, own, signer = random.Random(1), NAMES.start(1), access[1].signer()
 
             def signed(request: StartRequest, subject: str = own) -> dict[str, Any]:
@@ -327,6 +337,7 @@ def test_clients_that_mean_harm_stop_neither_the_server_nor_others(tmp_path: Pat
             assert await start(good) == LATER
             assert good.outbox.counts["accepted"] == 3 * len(floods) + 3
             assert server.intake.counts["refused_starts"]
+            assert not heard, "of another client's starts"
             assert len(memory(server)) <= 2
             assert server._session_id == begun, "a session ended"
 
@@ -348,6 +359,40 @@ def test_a_client_without_the_runs_task_starts_from_zero(tmp_path: Path, access:
             assert await start(client) == FIRST
             await start(client)
             assert await start(client) == LATER
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("catch_up", ["exact", LINK])
+def test_a_client_that_follows_only_for_its_starts_sleeps_without_a_connection(
+    catch_up: Any, tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_SLEEP_S", 0.1)
+    sessions, config = 0, Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "catch_up": catch_up}})
+    connect = client_module.session
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal sessions
+        sessions += 1
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(client_module, "session", counted)
+
+    async def check() -> None:
+        settings = ClientSettings(patience_s=60, follow="start", min_interval_s=1.5, max_updates=3)
+        async with serving(tmp_path / "run", access, config, SETTINGS), taking_part(tmp_path, access, 0) as worker:
+            before = sessions
+            with ClientState(tmp_path / "sleeper") as state:
+                sleeper = await open_client(train_task, NAMES, 1, state, access, settings)
+                work = asyncio.create_task(sleeper.run())
+                while not work.done():
+                    worker.follower.prepare()
+                    await worker.until(lambda: worker.follower.ready)
+                    await update(worker)
+                    assert not sleeper.follower._listening
+                    await asyncio.sleep(0.1)
+                assert (await work).outcomes == {"accepted": 3}
+            assert sessions - before == 1 + 3, "one to find the run, and one for each start"
 
     asyncio.run(check())
 

@@ -88,7 +88,7 @@ class LinkFiles(MutableMapping[int, Link]):
     def __setitem__(self, client: int, link: Link) -> None:
         data = b"".join((_DIGEST.pack(link.digest), link.base.data, link.message))
         try:
-            write_atomically(self._path(client), data, lasting=False, private=True)
+            write_atomically(self._path(client), data, make_folder=True, lasting=False, private=True)
         except OutputError as error:
             if not self._warned:
                 log.warning("%s. Clients' next starts are longer.", error)
