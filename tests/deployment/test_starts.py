@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import HiddenState
-from qafel.algorithm.catch_up import Link
+from qafel.algorithm.catch_up import Link, Links
 from qafel.config import Config
 from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientSettings, starts
@@ -33,6 +33,7 @@ from qafel.deployment.server import ServerSettings, StartSettings
 from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.server.starts import LinkFiles
 from qafel.errors import BrokerError, MessageError
+from qafel.params import Layout
 from tests.deployment.live import CONFIG, serving, taking_part, update
 from tests.deployment.raw import BAD_HEADERS, raw_line
 
@@ -158,7 +159,7 @@ def test_faults_of_the_servers_files_cost_one_longer_start(fault: str, tmp_path:
             if fault != "not a file":
                 assert await start(client) == LATER
             assert client.outbox.counts["accepted"] == sum(client.outbox.counts.values())
-            assert not client.follower.ignored
+            assert not {"drifted", "wrong-codec"} & client.follower.ignored.keys()
             assert server.sessions == 1
 
     asyncio.run(check())
@@ -178,6 +179,17 @@ def test_the_least_recently_used_points_are_dropped_first_also_after_a_restart(t
     assert np.array_equal(again[5].base, vector)
     assert list(LinkFiles(tmp_path, size, 0)) == []
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [1, 5, 2000])
+def test_a_point_and_its_message_are_read_as_they_were_written(size: int, tmp_path: Path) -> None:
+    catch_up = LINKED.algorithm.compose(Layout.flat(size)).catch_up
+    initial, target = (HiddenState.of(np.full(size, value, np.float32)) for value in (0, 1.5))
+    links = Links(catch_up, 3, initial, LinkFiles(tmp_path, size, 10**6))
+    message, _ = links.reply(4, 0, 0, target)
+    again = LinkFiles(tmp_path, size, 10**6)[4]
+    assert (again.message, again.digest) == (message, initial.digest)
+    assert np.array_equal(again.base, initial.vector)
 
 
 def test_a_full_disk_costs_longer_starts_and_stops_nobody(
@@ -248,7 +260,7 @@ def test_two_processes_with_one_number_both_go_on(tmp_path: Path, access: Access
             for _ in range(4):
                 await asyncio.gather(start(one), start(other))
             for client in (one, other):
-                assert not client.follower.ignored
+                assert not {"drifted", "wrong-codec"} & client.follower.ignored.keys()
                 assert client.outbox.counts["accepted"]
 
     asyncio.run(check())

@@ -46,6 +46,7 @@ _TOLD_PER_S: Final = 1.0  # how often a client is told to wait
 _FAILED_S: Final = 60
 _IDLE_S: Final = 60.0
 _DIGEST: Final = struct.Struct("<Q")
+_HEADERS_BYTES: Final = 1024  # more than a file needs besides its two vectors
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class LinkFiles(MutableMapping[int, Link]):
         if client not in self._sizes:
             raise KeyError(client)
         try:
-            data = read_regular(self._path(client), _DIGEST.size + 8 * self._size)
+            data = read_regular(self._path(client), 8 * self._size + _HEADERS_BYTES)
             (digest,) = _DIGEST.unpack_from(data)
             base = HiddenState.of(np.frombuffer(data, np.float32, self._size, _DIGEST.size).copy())
             if base.digest != digest:
