@@ -6,15 +6,16 @@ import io
 import os
 import subprocess
 import sys
+from functools import partial
 from unittest import mock
 
 from qafel.cli import main
 
 
-def qafel(*arguments, cwd=None, expect=0):
-    """Run a command; it ends with the code that is expected and never with a traceback."""
+def run_module(module, *arguments, cwd=None, expect=0):
+    """Run a module as a command; it ends with the code that is expected and never with a traceback."""
     finished = subprocess.run(
-        [sys.executable, "-m", "qafel", *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -25,6 +26,9 @@ def qafel(*arguments, cwd=None, expect=0):
     assert finished.returncode == expect, finished.stderr
     assert "Traceback" not in finished.stderr
     return finished
+
+
+qafel = partial(run_module, "qafel")
 
 
 def qafel_here(*arguments, expect=0):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qafel.drawing.printed import draw
 from qafel.runs import Run
 from qafel.search import RunSpec
 from reproduction.comparison import EntryRuns
@@ -89,6 +90,14 @@ def verdicts(entry: Any, found: EntryRuns) -> list[str]:
 def result_of(entry: Any, found: EntryRuns, command: str, folder: Path = Path()) -> EntryResult:
     """An entry's result, of which no file is written yet: figures take the most time."""
     return EntryResult.of(entry, found, command, folder)
+
+
+def drawn(entry: Any, found: EntryRuns) -> dict[str, Any]:
+    """The content of claims.json, once all else is made as well: the texts, and the figure's layout, not its pixels."""
+    result = result_of(entry, found, f"python -m reproduction {entry.name}")
+    assert all((result.csv(), result.markdown("", "", ""), result.page()))
+    draw(result.panels, entry.title, "").draw_without_rendering()
+    return result.claims()
 
 
 def write_outputs(entry: Any, found: EntryRuns, command: str, folder: Path) -> EntryResult:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,14 @@ from rich.console import Console
 
 from reproduction import __main__ as command
 from reproduction.entries import ENTRIES
+from tests.command import run_module
 
 ROOT = Path(__file__).parents[2]
 
 QUICK = ("--quick", "--quiet", "--executor", "inline")
 
 
-def reproduce(*arguments, expect=0):
-    """Run the command in a new process. It never ends with a traceback."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "reproduction", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "160"},
-        check=False,
-    )
-    assert finished.returncode == expect, finished.stderr
-    assert "Traceback" not in finished.stderr
-    return finished
+reproduce = partial(run_module, "reproduction", cwd=ROOT)
 
 
 def in_this_process(name, out, *only, **options):
@@ -161,5 +148,8 @@ def test_an_old_run_is_moved_aside_and_that_is_said(tmp_path, capsys):
     assert (tmp_path / f"runs/{run}.old-1/summary.json").exists()
 
 
-def test_help_has_an_example():
-    assert "Example: python -m reproduction" in reproduce("--help").stdout
+def test_help_has_an_example(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["reproduction", "--help"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "Example: python -m reproduction" in capsys.readouterr().out
