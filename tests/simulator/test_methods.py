@@ -48,7 +48,7 @@ def test_killed_and_resumed_a_run_ends_as_an_uninterrupted_one(tmp_path: Path, n
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("qafel", "fedasync", "error-feedback", "ca2fl") else pytest.param(name, marks=pytest.mark.slow)
+        name if name in ("qafel", "error-feedback", "ca2fl") else pytest.param(name, marks=pytest.mark.slow)
         for name in METHODS
     ],
 )

@@ -11,7 +11,7 @@ from qafel.quantizers import parse
 
 TASK = Quadratic(clients=40, dimension=4096, heterogeneity=0.1, noise=0.1)
 STEPS = {"buffer_size": 10, "client_lr": 0.2, "local_steps": 2, "server_lr": 0.3}
-UPLOADS = 4000
+UPLOADS = 2000
 
 
 def gaps(name: str, **quantizers: str) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from qafel.algorithm.parts import Part
 from qafel.algorithm.state import State
-from qafel.errors import ConfigError, DataError, DuplicateUpload, require_numbers
+from qafel.errors import ConfigError, DataError, DuplicateUpload, require, require_numbers
 from qafel.parts import raise_part_failed
 from qafel.text import path_of
 
@@ -38,10 +38,8 @@ class PolynomialStaleness:
 
     def __post_init__(self) -> None:
         require_numbers(self)
-        if self.exponent < 0:
-            raise ConfigError(f"the staleness exponent is zero or more, got {self.exponent}")
-        if self.cutoff < 0:
-            raise ConfigError(f"the staleness cut-off is zero or more, got {self.cutoff}")
+        require(self.exponent >= 0, "the staleness exponent is zero or more", self.exponent)
+        require(self.cutoff >= 0, "the staleness cut-off is zero or more", self.cutoff)
 
     def __call__(self, staleness: int) -> float:
         if not self.exponent:

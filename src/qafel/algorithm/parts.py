@@ -221,7 +221,7 @@ class ClientRule(Part):
     sends_model: bool = False
     """Whether it sends a model y, which the server mixes into its own, instead of an update."""
     corrects_bias: bool = False
-    """Whether its memory makes up for the error of a biased Q_c."""
+    """Whether it makes up for the error of a biased Q_c."""
 
     def new_memory(self, size: int) -> State:
         """A client's memory before its first upload; empty for a rule without memory."""

@@ -36,7 +36,7 @@ from qafel.runs.reading import Run
 from qafel.runs.trackers import Track, TrackedRun, follow
 from qafel.simulator.checkpoint import SavedRun, restore_simulation, save_simulation
 from qafel.simulator.executors import ExecutorName, make_executor
-from qafel.simulator.executors.jobs import first_upload, require_pure
+from qafel.simulator.executors.jobs import require_pure
 from qafel.simulator.simulation import Dropout, Simulation, job_of
 from qafel.tasks.protocol import Task
 from qafel.text import counted
@@ -103,7 +103,7 @@ def execute(
         digest = ""
         if run.settings.get("made_in") == "python" and run.start is None:  # a recipe describes its task
             digest = hashlib.sha256(
-                probe[-1].vector.tobytes() + (first_upload(*probe) if saved else upload)
+                probe[-1].vector.tobytes() + (require_pure(*probe, say, again=False) if saved else upload)
             ).hexdigest()
         if saved is not None and digest:
             _require_same_task(saved, executor, digest, path)

@@ -16,8 +16,9 @@ from qafel.errors import NonFiniteVector, PartFailed, QafelError
 from qafel.params import Vector
 from qafel.parts import raise_part_failed
 from qafel.rng import Stream
-from qafel.tasks.protocol import Task, combined, evaluated, is_divisible
+from qafel.tasks.protocol import Divisible, Task, combined, evaluated, evaluated_parts, is_divisible
 from qafel.text import path_of
+from qafel.workers import portable
 
 
 @final
@@ -90,6 +91,31 @@ class Trainer:
         return trained
 
 
+class WorkerSide:
+    """Trains and evaluates in another process. An error of this package is an answer."""
+
+    def __init__(self, make_task: Callable[[], Task], algorithm: Algorithm, seed: int) -> None:
+        self.trainer = Trainer(make_task(), algorithm, seed)
+
+    def train(self, job: Job) -> tuple[Made | QafelError, float]:
+        """The upload, and the seconds of training."""
+        before = self.trainer.training_s
+        try:
+            made: Made | QafelError = self.trainer.perform(job)
+        except QafelError as error:
+            made = portable(error)
+        return made, self.trainer.training_s - before
+
+    def evaluate(self, model: Vector, parts: range) -> list[tuple[Any, ...]] | QafelError:
+        """The sums of every part."""
+        task = self.trainer.task
+        assert isinstance(task, Divisible)
+        try:
+            return evaluated_parts(task, model, parts)
+        except QafelError as error:
+            return portable(error)
+
+
 class Executor:
     """Takes jobs, gives uploads. A context manager, because an executor may hold processes.
 
@@ -159,26 +185,25 @@ class Inline(Executor):
 _MOST_CHECK_S = 10.0
 
 
-def first_upload(executor: Executor, task: Task, rule: ClientRule, start: HiddenState) -> bytes:
-    """The upload of the first job that `require_pure` trains; empty if it is not finite."""
-    try:
-        return executor.result(_jobs_to_check(task, rule, start)[0]).upload
-    except NonFiniteVector:
-        return b""
-
-
 def require_pure(
-    executor: Executor, task: Task, rule: ClientRule, start: HiddenState, say: Callable[[str], None]
+    executor: Executor,
+    task: Task,
+    rule: ClientRule,
+    start: HiddenState,
+    say: Callable[[str], None],
+    *,
+    again: bool = True,
 ) -> bytes:
-    """Raise `PartFailed` if two jobs of one client give different bits when they are trained again.
+    """Raise `PartFailed` if two jobs of one client give different bits when they are trained `again`.
 
     The executor is idle, so one worker trains all of them. A check that takes too long is skipped, and `say` reports
-    it. Returns the `first_upload`.
+    it. Returns the first upload; empty if it is not finite.
     """
-    jobs = _jobs_to_check(task, rule, start)
+    client, memory = task.clients - 1, rule.new_memory(start.vector.size)
+    jobs = [Job(number, client, number, start.version, 1.0, None, memory, start) for number in (0, 1)]
     uploads: list[bytes] = []
     began = perf_counter()
-    for job in (*jobs, *jobs):
+    for job in (*jobs, *jobs) if again else jobs[:1]:
         if perf_counter() - began > _MOST_CHECK_S:
             say(f"skipped the check that {task.name} trains the same bits again: it takes over 10 s")
             return uploads[0] if uploads else b""
@@ -188,19 +213,13 @@ def require_pure(
             return uploads[0] if uploads else b""
         if len(uploads) == 1:
             began = perf_counter()  # the first job also starts workers and compiles
-    if uploads[:2] != uploads[2:]:
+    if again and uploads[:2] != uploads[2:]:
         raise PartFailed(
             f"{path_of(task)}.train gave different bits when two jobs of a client were trained again. Move state of a "
             "client to a client rule (qafel.ClientRule), and draw random numbers from `stream`. Or use "
             "simulate(…, pure=False), which trains inline and cannot resume"
         )
     return uploads[0]
-
-
-def _jobs_to_check(task: Task, rule: ClientRule, start: HiddenState) -> list[Job]:
-    """The first two jobs of the last client."""
-    client, memory = task.clients - 1, rule.new_memory(start.vector.size)
-    return [Job(number, client, number, start.version, 1.0, None, memory, start) for number in (0, 1)]
 
 
 def spans(parts: int, workers: int) -> list[range]:

@@ -20,9 +20,9 @@ from qafel.algorithm import Algorithm, HiddenState, Made, State
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.errors import QafelError, WorkerLost
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Executor, Job, Trainer, rows_of
-from qafel.tasks.protocol import Divisible, Task, evaluated_parts
-from qafel.workers import Died, Tell, Workers, portable, thread_limits
+from qafel.simulator.executors.jobs import Executor, Job, WorkerSide, rows_of
+from qafel.tasks.protocol import Task
+from qafel.workers import Died, Tell, Workers, thread_limits
 
 JOBS_PER_WORKER = 8
 
@@ -98,33 +98,24 @@ class SharedSlots:
 
 
 @final
-class _WorkerSide:
+class _Performer(WorkerSide):
     """Performs work in a worker process. One thread: parallelism is the number of workers."""
 
     def __init__(self, make_task: Callable[[], Task], algorithm: Algorithm, seed: int, shared: SharedSlots) -> None:
-        self._trainer = Trainer(make_task(), algorithm, seed)
+        super().__init__(make_task, algorithm, seed)
         self._shared = shared
 
     def __call__(
         self, work: TrainingWork | EvaluationWork, tell: Tell
     ) -> TrainingAnswer | EvaluationAnswer | QafelError:
-        try:
-            return self._train(work) if isinstance(work, TrainingWork) else self._evaluate(work)
-        except QafelError as error:
-            return portable(error)
-
-    def _train(self, work: TrainingWork) -> TrainingAnswer:
-        trainer = self._trainer
-        before = trainer.training_s
+        if isinstance(work, EvaluationWork):
+            return self.evaluate(self._shared.evaluated, work.parts)
         rows = self._shared.states[work.vector_slot, : work.rows]
-        upload, memory = trainer.perform(work.job.attached(rows, work.exact))
-        self._shared.upload(work.upload_slot)[: len(upload)] = upload
-        return len(upload), memory, trainer.training_s - before
-
-    def _evaluate(self, work: EvaluationWork) -> EvaluationAnswer:
-        task, model = self._trainer.task, self._shared.evaluated
-        assert isinstance(task, Divisible)
-        return evaluated_parts(task, model, work.parts)
+        made, training_s = self.train(work.job.attached(rows, work.exact))
+        if isinstance(made, QafelError):
+            return made
+        self._shared.upload(work.upload_slot)[: len(made.upload)] = made.upload
+        return len(made.upload), made.memory, training_s
 
 
 @final
@@ -148,7 +139,7 @@ class Processes(Executor):
         with self._freed_on_error():
             self._pool: Workers[TrainingWork | EvaluationWork, Any] = Workers(
                 workers,
-                _WorkerSide,
+                _Performer,
                 (make_task, algorithm, seed, self._shared),
                 tries=MAX_DEATHS,
                 environment=thread_limits(1),

@@ -17,35 +17,23 @@ from qafel.algorithm import Algorithm, Made
 from qafel.errors import QafelError
 from qafel.lazy import require_installed
 from qafel.params import Vector
-from qafel.simulator.executors.jobs import Executor, Job, Trainer, rows_of
+from qafel.simulator.executors.jobs import Executor, Job, WorkerSide, rows_of
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
-from qafel.tasks.protocol import Divisible, Task, evaluated_parts
-from qafel.workers import pack, portable, unpack, worker_count
+from qafel.tasks.protocol import Task
+from qafel.workers import pack, unpack, worker_count
 
 
-class _Actor:
+class _Actor(WorkerSide):
     """A worker. It makes the task once, then trains jobs."""
 
     def __init__(self, opening: bytes) -> None:
-        make_task, algorithm, seed = unpack(opening)
-        self._trainer = Trainer(make_task(), algorithm, seed)
+        super().__init__(*unpack(opening))
 
     def perform(self, vectors: Vector, job: Job, exact: bool) -> tuple[Made | QafelError, float]:
-        before = self._trainer.training_s
-        result: Made | QafelError
-        try:
-            result = self._trainer.perform(job.attached(vectors, exact))
-        except QafelError as error:
-            result = portable(error)
-        return result, self._trainer.training_s - before
+        return self.train(job.attached(vectors, exact))
 
     def evaluate(self, model: Vector, parts: range) -> list[tuple[Any, ...]] | QafelError:
-        task = self._trainer.task
-        assert isinstance(task, Divisible)
-        try:
-            return evaluated_parts(task, model.copy(), parts)
-        except QafelError as error:
-            return portable(error)
+        return super().evaluate(model.copy(), parts)
 
 
 @final
