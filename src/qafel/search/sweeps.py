@@ -188,12 +188,10 @@ def _loaded(path: Path, failed: dict[str, str]) -> Run | None:
 
 def _row(spec: RunSpec, run: Run | None, failure: str | None) -> dict[str, Any]:
     summary = {} if run is None else run.summary
-    figures = {key: value for key, value in summary.items() if isinstance(value, str | int | float | bool | None)}
-    names = {"run": spec.folder, "recipe": spec.method, "seed": spec.config.seed, **spec.at}
-    status = (
-        {"status": summary.get("status", "unfinished")} if failure is None else {"status": "failed", "error": failure}
-    )
-    return {**names, **status, **{key: value for key, value in figures.items() if key not in names and key != "status"}}
+    row = {"run": spec.folder, "recipe": spec.method, "seed": spec.config.seed, **spec.at}
+    row |= {"status": "failed", "error": failure} if failure else {"status": summary.get("status", "unfinished")}
+    simple = str | int | float | bool | None
+    return row | {key: value for key, value in summary.items() if key not in row and isinstance(value, simple)}
 
 
 def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:

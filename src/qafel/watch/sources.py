@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
@@ -214,60 +214,40 @@ class Columns:
         return {name: column for name, column in found.items() if name == "metric" or not np.isnan(column).all()}
 
 
-_Content = TypeVar("_Content")
-
-
-@final
-class _FollowedFile(Generic[_Content]):
-    """A file of a run, read again when it has changed."""
-
-    def __init__(self, folder: Path, name: str, read: Callable[[Path], _Content]) -> None:
-        self._folder, self._file, self._read = folder, folder / name, read
-        self._identity: tuple[int, ...] | None = None
-        """It changes when the file changes. Inode, time and size; the error number if the file cannot be read."""
-        self.content: _Content | None = None
-        """None if the file is missing or damaged."""
-        self.fault = ""
-
-    def look(self) -> bool:
-        """Whether the file has changed."""
-        try:
-            found = self._file.stat()
-            identity: tuple[int, ...] = found.st_ino, found.st_mtime_ns, found.st_size
-        except OSError as error:
-            identity = (error.errno or 0,)
-        if identity == self._identity:
-            return False
-        self._identity, self.content, self.fault = identity, None, ""
-        try:
-            self.content = self._read(self._folder)
-        except FileNotFoundError:
-            pass
-        except DataError as error:
-            self.fault = str(error)
-        return True
-
-    @property
-    def changed_at(self) -> float:
-        """When it was last written, in seconds since 1970; zero if unknown."""
-        return self._identity[1] / 1e9 if self._identity and len(self._identity) > 1 else 0.0
-
-
 @final
 class FollowedRun:
-    """A run directory. Every byte is read once, unless the run starts again."""
+    """A run directory. Every row is read once, unless the run starts again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._config = _FollowedFile(path, "config.toml", read_config)
-        self._summary = _FollowedFile(path, "summary.json", read_summary)
-        self._live = _FollowedFile(path, LIVE_FILE, read_live)
-        self._reset()
+        self._identities: dict[str, tuple[int, ...]] = {}
+        """By file. They change when the file changes: inode, time and size; the error number if it cannot be read."""
+        self._content: dict[str, Any] = {}
+        """By file; None if it is missing or damaged."""
+        self._faults: dict[str, str] = {}
+        self._begin()
 
-    def _reset(self) -> None:
-        self._columns = Columns()
-        self._rows = RowReader(self.path / "metrics.jsonl")
-        self._metrics = _FollowedFile(self.path, "metrics.jsonl", self._take_rows)
+    def _begin(self) -> None:
+        self._columns, self._rows = Columns(), RowReader(self.path / "metrics.jsonl")
+        self._identities.pop("metrics.jsonl", None)
+
+    def _changed(self, name: str, read: Callable[[Path], object]) -> bool:
+        """Read a file again if it has changed, and return whether it has."""
+        try:
+            found = (self.path / name).stat()
+            identity: tuple[int, ...] = found.st_ino, found.st_mtime_ns, found.st_size
+        except OSError as error:
+            identity = (error.errno or 0,)
+        if identity == self._identities.get(name):
+            return False
+        self._identities[name], self._content[name], self._faults[name] = identity, None, ""
+        try:
+            self._content[name] = read(self.path)
+        except FileNotFoundError:
+            pass
+        except DataError as error:
+            self._faults[name] = str(error)
+        return True
 
     def _take_rows(self, _: Path) -> None:
         for row in self._rows.more():
@@ -276,17 +256,22 @@ class FollowedRun:
         if self._rows.fault:
             raise DataError(self._rows.fault)
 
+    def _written_at(self, name: str) -> float:
+        """When a file was last written, in seconds since 1970; zero if unknown."""
+        identity = self._identities[name]
+        return identity[1] / 1e9 if len(identity) > 1 else 0.0
+
     def look(self) -> Watched:
         """The run according to its files. `problem` describes damaged files."""
-        if self._config.look() or self._rows.is_shorter():
-            self._reset()
-        for file in (self._metrics, self._summary, self._live):
-            file.look()
-        finished = self._summary.content is not None
-        live = None if finished else self._live.content
-        files = self._config, self._metrics, self._summary, *(() if finished else (self._live,))
-        faults = [file.fault for file in files if file.fault]
-        heard_at = max(self._metrics.changed_at, self._config.changed_at) if live is None else live.at
+        if self._changed("config.toml", read_config) or self._rows.is_shorter():
+            self._begin()
+        self._changed("metrics.jsonl", self._take_rows)
+        self._changed("summary.json", read_summary)
+        self._changed(LIVE_FILE, read_live)
+        finished = self._content["summary.json"] is not None
+        live = None if finished else self._content[LIVE_FILE]
+        faults = [fault for name, fault in self._faults.items() if fault and not (finished and name == LIVE_FILE)]
+        heard_at = max(map(self._written_at, ("metrics.jsonl", "config.toml"))) if live is None else live.at
         return Watched(
             str(self.path),
             self._run(live),
@@ -297,7 +282,8 @@ class FollowedRun:
         )
 
     def _run(self, live: LiveState | None) -> Run:
-        config, summary, history = self._config.content or {}, self._summary.content, self._columns.history()
+        config, summary = self._content["config.toml"] or {}, self._content["summary.json"]
+        history = self._columns.history()
         if summary is not None:
             return Run.of(self.path, config, summary, history)
         so_far = summary_so_far(self._columns.last, config) | {"staleness_histogram": self._columns.staleness}
@@ -370,11 +356,11 @@ class Reported:
         """`where`: the origin of the reports, such as a broker's address."""
         self._where = where
         self._columns: dict[str, Columns] = {}
-        self._states: dict[str, tuple[LiveState, float, str]] = {}
+        self._states: dict[str, tuple[LiveState, float]] = {}
         self.note = ""
 
-    def report(self, name: str, live: LiveState, silent_s: float, problem: str = "") -> None:
-        """Add a run's state. `silent_s`: its age in seconds. `problem`: overrides the state's."""
+    def report(self, name: str, live: LiveState, silent_s: float) -> None:
+        """Add a run's state. `silent_s`: its age in seconds."""
         columns = self._columns.setdefault(name, Columns())
         if columns.last and live.uploads < columns.last["uploads"]:
             columns = self._columns[name] = Columns()  # the run started again
@@ -383,7 +369,7 @@ class Reported:
             columns.add(row)
         if len(columns) > _MOST_REPORTED:
             columns.halve()
-        self._states[name] = live, time.time() - silent_s, problem or live.problem
+        self._states[name] = live, time.time() - silent_s
 
     def forget_all_but(self, names: Sequence[str]) -> None:
         """Remove all other runs."""
@@ -394,8 +380,8 @@ class Reported:
     async def look(self) -> Sequence[Watched]:
         return [self._watched(name, *state) for name, state in self._states.items()]
 
-    def _watched(self, name: str, live: LiveState, heard_at: float, problem: str) -> Watched:
+    def _watched(self, name: str, live: LiveState, heard_at: float) -> Watched:
         summary = {**_of_live(live), "name": name, "metric_final": live.metric, "status": live.status}
         finished = live.status in ("finished", "diverged")
         run = Run(Path(self._where) / name, name, {}, summary, self._columns[name].history(), finished)
-        return Watched(f"{self._where}/{name}", run, live, max(0.0, time.time() - heard_at), problem)
+        return Watched(f"{self._where}/{name}", run, live, max(0.0, time.time() - heard_at), live.problem)
