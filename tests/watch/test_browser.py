@@ -60,7 +60,7 @@ def test_values_and_curves_change_while_a_run_goes_on_and_the_console_is_silent(
         with process(*RUN, *endless, "--out", runs / "mine"):
             browser.wait_for(f"document.querySelector('.run') && {STATE} === 'running'")
             moves(browser, UPLOADS)
-            browser.wait_for("document.documentElement.dataset.drawn === '7'")
+            browser.wait_for("document.documentElement.dataset.drawn === '6'")
             moves(browser, "document.querySelector('#plot-uploads .js-line')?.getAttribute('d')")
             browser.value("document.querySelector('.clients summary').click()")
             browser.value("document.querySelector('button[data-chart=uploads][data-axis=x]').click()")
@@ -114,7 +114,7 @@ def test_text_of_a_run_stays_text_in_the_browser(tmp_path, make_run, browser):
     make_run("evil", name=evil, metric_name=evil, rejected={evil: 3}, status=evil, config={"name": evil})
     with process("watch", tmp_path / "evil", "--port", "0") as watching:
         browser.open(address(watching))
-        browser.wait_for("document.documentElement.dataset.drawn === '7' && document.title === 'Runs, live'")
+        browser.wait_for("document.documentElement.dataset.drawn === '6' && document.title === 'Runs, live'")
         browser.wait_for("document.getElementById('connection').textContent.startsWith('Live')")
         assert browser.value("document.querySelectorAll('img').length") == 0
         assert browser.value("document.querySelector('.run h3').textContent") == evil
