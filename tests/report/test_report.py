@@ -123,7 +123,7 @@ def test_the_legend_hides_a_run_everywhere_and_a_toggle_changes_the_scale(make_r
     dom = browser.value("document.documentElement.outerHTML")
     plots = plots_in(dom)
     assert [len(re.findall(r'<path class="js-line"', plots[key])) for key in ("uploads", "bytes", "lag")] == [1, 1, 1]
-    assert len(re.findall(r'<g class="trace bars"', plots["parts"])) == 2
+    assert len(re.findall(r'<g class="trace bars"', plots["parts"])) == 3
 
 
 @needs_browser
@@ -133,7 +133,7 @@ def test_on_a_phone_the_legend_leaves_room_and_stays_with_the_charts(make_run, t
     page = write_report(runs, tmp_path / "report.html")
     browser.open_drawn(page, width=390, height=844)
     found = browser.value("""(() => {
-      const legend = document.querySelector('.legend'), last = document.querySelector('#plot-received .xtitle');
+      const legend = document.querySelector('.legend'), last = document.querySelector('#plot-parts .xtitle');
       document.querySelector('#plot-lag').scrollIntoView();
       const among = legend.getBoundingClientRect();
       document.querySelector('footer').scrollIntoView();
@@ -147,7 +147,7 @@ def test_on_a_phone_the_legend_leaves_room_and_stays_with_the_charts(make_run, t
     assert found.pop("share") < 0.25
     assert found.pop("room") > 0
     assert found.pop("overflow") <= 0
-    expected = {"follows": True, "gone": True, "width": 390, "title": "bytes received"}
+    expected = {"follows": True, "gone": True, "width": 390, "title": "total bytes"}
     assert found == expected
 
 
