@@ -14,7 +14,7 @@ import pytest
 
 from qafel.errors import ConfigError, WorkerLost
 from qafel.parts import find
-from qafel.workers import Died, Report, Workers, pack, thread_limits, unpack
+from qafel.workers import WORKER, Died, Report, Workers, pack, thread_limits, unpack
 
 
 def perform(work, tell):
@@ -205,3 +205,14 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
         parent.kill()
     while os.path.exists(f"/proc/{worker}"):
         time.sleep(0.05)
+
+
+def test_each_worker_has_a_number_which_its_replacement_takes_over():
+    with Workers(2, begin, tries=1) as workers:
+        workers.give_each([("environment", WORKER)] * 2)
+        assert sorted(workers.next().value for _ in range(2)) == ["0", "1"]
+        workers.give_each([("sleep", 0), ("exit", 3)])
+        assert {type(workers.next().value) for _ in range(2)} == {tuple, Died}
+        workers.give_each([("environment", WORKER)] * 2)
+        assert sorted(workers.next().value for _ in range(2)) == ["0", "1"]
+    assert WORKER not in os.environ

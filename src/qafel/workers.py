@@ -42,6 +42,9 @@ MAX_FAILED_STARTS = 2
 MOST_PER_CORE = 16
 """The most workers per core: more only take memory."""
 
+WORKER = "QAFEL_WORKER"
+"""The environment variable with a worker's number, from zero. A worker that replaces another one has its number."""
+
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -154,8 +157,8 @@ class Workers(Generic[Work, Value]):
 
     def __enter__(self) -> Self:
         try:
-            for _ in range(self._count):
-                self._workers.append(self._start())
+            for number in range(self._count):
+                self._workers.append(self._start(number))
         except BaseException:
             self.__exit__()
             raise
@@ -228,11 +231,11 @@ class Workers(Generic[Work, Value]):
                     worker.connection.send_bytes(message)
         worker.pending.append(work)
 
-    def _start(self) -> _Worker[Work]:
+    def _start(self, number: int) -> _Worker[Work]:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         worker: _Worker[Work] = _Worker(context.Process(target=_serve, args=(theirs,)), ours)
-        with _conditions(self._environment):
+        with _conditions({**self._environment, WORKER: str(number)}):
             worker.process.start()
         theirs.close()
         # Not as arguments of the process: `start` would wait forever for a child that died while reading them.
@@ -257,7 +260,8 @@ class Workers(Generic[Work, Value]):
         if deaths >= self._tries:
             self._reports.append(Report(pending.popleft(), Died(deaths, code)))
             deaths = 0
-        worker = self._workers[self._workers.index(dead)] = self._start()
+        number = self._workers.index(dead)
+        worker = self._workers[number] = self._start(number)
         worker.pending, worker.deaths = pending, deaths
         with suppress(OSError):
             for work in pending:

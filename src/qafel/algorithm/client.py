@@ -120,17 +120,22 @@ class Client:
             if np.shape(local.correction) != (size,):
                 shape = list(np.shape(local.correction))
                 raise PartFailed(f"{path_of(rule)}.local returned a correction of shape {shape}, expected [{size}]")
-        found = train(start, local, Stream.named(self.seed, "train", self.number, sequence))
-        trained = as_trained(found, size, lambda: f"the training of client {self.number}")
+        trained: Trained | None = as_trained(
+            train(start, local, Stream.named(self.seed, "train", self.number, sequence)),
+            *(size, lambda: f"the training of client {self.number}"),
+        )
         try:
             vector = rule.vector(start, trained, self.memory)
         except Exception as error:
             raise_part_failed(error, rule, "vector")
         vector = require_vector(vector, size, lambda: f"{path_of(rule)}.vector")
+        if not rule.needs.client_memory:
+            trained = None  # frees a large model before it is encoded
         payload = quantizer.encode(vector, Stream.named(self.seed, "client-quantizer", self.number, sequence))
+        del vector
         message = Message(Kind.UPLOAD, self._codec, size, start.version, payload, self.number, sequence, self.weight)
         memory = self.memory
-        if rule.needs.client_memory:
+        if trained is not None:
             with errors_of(rule, "following"):
                 memory = rule.following(start, trained, memory, quantizer.decode(payload, size))
             _require_memory(memory, self.memory, rule)

@@ -200,8 +200,8 @@ class Server:
 
     def _broadcast(self) -> bytes:
         before, quantizer, downlink = self.hidden_state, self.algorithm.server_quantizer, self.algorithm.downlink
-        target = downlink.target(self.model, before)
-        payload = quantizer.encode(target, Stream.named(self.seed, "server-quantizer", number=before.version))
+        stream = Stream.named(self.seed, "server-quantizer", number=before.version)
+        payload = quantizer.encode(downlink.target(self.model, before), stream)
         try:
             self.hidden_state = downlink.advance(before, before.version, payload, quantizer)
         except MalformedPayload as error:  # not the upload's fault, so not a rejection

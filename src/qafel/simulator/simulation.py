@@ -144,7 +144,7 @@ class Simulation:
             clients=task.clients,
         )
         size = self.server.model.size
-        self.background = Client(0, HiddenState.of(self.server.model.copy()), algorithm, seed)
+        self.background = Client(0, self.server.hidden_state, algorithm, seed)
         """Holds the hidden state of all clients. Only the bytes of broadcasts move it."""
         self.fleet = Fleet(task.clients, algorithm.client_rule, size)
         self.clock: Clock[Event] = Clock()
@@ -450,6 +450,7 @@ class Simulation:
         """Every client receives the broadcast. Algorithm 3."""
         self.traffic.count_broadcast(broadcast, self.task.clients)
         self.background.receive(broadcast)
+        self.server.hidden_state = self.background.hidden_state  # equal by its digest: one vector instead of two
         self._offer = self.server.offer()
         self._abandon_late_jobs()
         if isinstance(self.timing.arrivals, Rounds):

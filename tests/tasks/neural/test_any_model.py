@@ -76,6 +76,32 @@ def test_a_schedule_gives_equal_bits_in_every_executor(executor):
     assert bits(one) != bits(run(task))
 
 
+def wide():
+    return nn.Sequential(nn.Linear(6, 4096), nn.ReLU(), nn.Linear(4096, 6000), nn.ReLU(), nn.Linear(6000, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "ray"])
+def test_25_million_parameters_give_equal_bits_in_every_executor(executor):
+    if executor == "ray":
+        pytest.importorskip("ray", reason="the extra ray is not installed")
+    task = made(wide, clients=[[row] for row in range(4)])
+    assert task.layout.size > 24_000_000
+    algorithm = method(
+        "qafel",
+        buffer_size=2,
+        client_lr=0.05,
+        local_steps=1,
+        client_quantizer="trellis:2",
+        server_quantizer="trellis:2",
+    )
+    runs = [
+        simulate(task, algorithm, server_steps=2, executor=name, workers=None if name == "inline" else 2, check=False)
+        for name in ("inline", executor)
+    ]
+    assert runs[0].summary["model_sha256"] == runs[1].summary["model_sha256"]
+
+
 def test_torchs_adamw_step_by_step_gives_the_same_model():
     task = TASKS["AdamW"]()
     start = task.initial_model(INIT)

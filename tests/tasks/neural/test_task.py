@@ -321,6 +321,7 @@ def test_a_vector_of_another_model_is_refused():
     [
         ({"device": "gpu"}, "unknown device 'gpu'"),
         ({"device": "cuda:99"}, "cuda:99"),
+        ({"device": "cuda:{j}"}, "use auto"),
         ({"precision": "half"}, "one of"),
     ],
 )

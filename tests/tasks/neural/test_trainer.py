@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from qafel.algorithm import LocalTraining
 from qafel.rng import Stream
-from qafel.tasks.neural.trainer import batches
+from qafel.tasks.neural.trainer import batches, choose_device
+from qafel.workers import WORKER
 
 STREAM = Stream.named(1, "train", 2, 3)
 
@@ -33,3 +35,12 @@ def test_a_part_of_the_steps_is_the_beginning_of_all_of_them(batch_size):
 
 def test_a_client_without_samples_takes_no_step():
     assert not list(batches(np.array([], np.int64), LocalTraining(0.1, steps=2), STREAM.generator()))
+
+
+def test_workers_use_their_gpus_in_turn(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    assert str(choose_device("cuda:{i}")) == "cuda:0"
+    for worker, gpu in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0")):
+        monkeypatch.setenv(WORKER, worker)
+        assert str(choose_device("cuda:{i}")) == gpu

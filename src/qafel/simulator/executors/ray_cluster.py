@@ -20,13 +20,14 @@ from qafel.params import Vector
 from qafel.simulator.executors.jobs import Executor, Job, WorkerSide, rows_of
 from qafel.simulator.executors.processes import JOBS_PER_WORKER
 from qafel.tasks.protocol import Task
-from qafel.workers import pack, unpack, worker_count
+from qafel.workers import WORKER, pack, unpack, worker_count
 
 
 class _Actor(WorkerSide):
     """A worker. It makes the task once, then trains jobs."""
 
-    def __init__(self, opening: bytes) -> None:
+    def __init__(self, opening: bytes, number: int) -> None:
+        os.environ[WORKER] = str(number)
         super().__init__(*unpack(opening))
 
     def perform(self, vectors: Vector, job: Job, exact: bool) -> tuple[Made | QafelError, float]:
@@ -62,7 +63,7 @@ class RayCluster(Executor):
             local = {} if address else {"num_cpus": worker_count(workers), "include_dashboard": False}
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
-        self._actors = [actor.remote(opening) for _ in range(workers)]
+        self._actors = [actor.remote(opening, number) for number in range(workers)]
         self._load = [0] * workers
         self._vectors: dict[int, tuple[Any, int]] = {}  # digest: (reference, how many jobs use it)
         self._pending: dict[int, tuple[Any, int, int]] = {}  # job: (reference, worker, digest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from qafel.algorithm import LocalTraining
 from qafel.errors import ConfigError
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices
+from qafel.workers import WORKER
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Prepare: TypeAlias = Callable[[Any, torch.device], Any]
@@ -121,13 +123,14 @@ class Dropout(nn.Module):
 
 
 def choose_device(device: str) -> torch.device:
-    """Return the device by name. "auto" is a GPU if there is one."""
+    """Return the device by name. "auto" is a GPU if there is one. In "cuda:{i}", i is the number of this worker."""
+    device = device.replace("{i}", str(int(os.environ.get(WORKER, "0")) % max(1, torch.cuda.device_count())))
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ConfigError(f"unknown device {device!r}: use auto, cpu, cuda, cuda:1 or mps") from None
+        raise ConfigError(f"unknown device {device!r}: use auto, cpu, cuda, cuda:1, cuda:{{i}} or mps") from None
     try:
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError) as error:
