@@ -13,13 +13,13 @@ from qafel.tasks.datasets.cifar10 import MEAN, STD, load_cifar10
 from qafel.tasks.datasets.files import data_folder
 
 BACKBONE_CLASSES, CLIENT_CLASSES = range(6), range(6, 10)
-FEATURES = 1024
+FEATURES = 512
 
 
 def backbone():
     """Return three convolutions with BatchNorm, for images of 16×16 pixels."""
     layers = []
-    for before, after in ((3, 32), (32, 64), (64, 256)):
+    for before, after in ((3, 16), (16, 32), (32, 128)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten())
 
@@ -46,7 +46,7 @@ def of_classes(samples, classes, count=None):
     return images, labels - classes[0]
 
 
-def cifar10(backbone="backbone.pt", clients=50, partition="dirichlet:3", samples=None, test_samples=2000):
+def cifar10(backbone="backbone.pt", clients=50, partition="dirichlet:3", samples=None, test_samples=1000):
     """Return the task. Clients train the head only; its first layer, the backbone, is in the file `backbone`."""
     found = load_cifar10(data_folder())
     train = of_classes(found.train, CLIENT_CLASSES, samples)

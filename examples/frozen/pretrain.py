@@ -9,7 +9,7 @@ from qafel.tasks.datasets.cifar10 import load_cifar10
 from qafel.tasks.datasets.files import data_folder
 
 
-def pretrain(path="backbone.pt", steps=600, batch_size=64, lr=2e-3):
+def pretrain(path="backbone.pt", steps=400, batch_size=64, lr=2e-3):
     """Train on random batches, and return the accuracy on 1,000 test images of the same classes."""
     torch.manual_seed(0)
     found = load_cifar10(data_folder())

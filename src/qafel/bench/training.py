@@ -32,13 +32,6 @@ from qafel.tasks.neural.published import CharacterLstm, Cnn, Normalise, as_numbe
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import Precision, has_bfloat16, keep_freed_memory, one_thread
 
-_FIRST_LAYER = 34**2 * 27 * 32
-_PLAIN_SUMS = 2 * _FIRST_LAYER + 3 * (19**2 + 11**2 + 7**2) * 288 * 32
-_DONE = 2 * _FIRST_LAYER + 3 * (5**2 + 3**2 + 2**2) * 36 * 32 * 32
-"""Multiplications per image in training the CNN, by the definition of a convolution and by ours.
-
-One forward pass and two backward ones, except that the first layer's images need no gradient."""
-
 
 @final
 class PlainCnn(nn.Module):
@@ -117,10 +110,6 @@ class TrainingSpeed:
     def updates_per_s(self) -> float:
         return 1 / median(self.seconds)
 
-    @property
-    def best_updates_per_s(self) -> float:
-        return 1 / min(self.seconds)
-
     def times(self, other: TrainingSpeed) -> float:
         """The speed relative to the other."""
         return median(theirs / ours for theirs, ours in zip(other.seconds, self.seconds, strict=True))
@@ -131,7 +120,6 @@ class TrainingSpeed:
             "batch_size": self.batch_size,
             "trainer": self.trainer,
             "updates_per_s": round(self.updates_per_s, 2),
-            "best_updates_per_s": round(self.best_updates_per_s, 2),
         }
 
 
@@ -143,22 +131,6 @@ class TrainingFigures:
     speeds: tuple[TrainingSpeed, ...]
     bfloat16: bool
     """Whether the hardware supports it. Without it the LSTM trains in float32."""
-    peak_gflops: float = 0.0
-    """The speed of one thread in a product of two matrices of 1,024 × 1,024."""
-
-    def shares_of_peak(self) -> dict[str, float]:
-        """The CNN's operations per second over `peak_gflops`: those done, and those of the defining sums.
-
-        Winograd's convolutions need a quarter of the multiplications of the defining sums.
-        """
-        cnns = [speed for speed in self.speeds if speed.model == "cnn" and speed.trainer == "qafel"]
-        return {
-            f"cnn batch {speed.batch_size}: {name}": round(
-                2 * products * speed.batch_size * speed.updates_per_s / (self.peak_gflops * 1e9), 3
-            )
-            for speed in cnns
-            for name, products in (("done", _DONE), ("plain sums", _PLAIN_SUMS))
-        }
 
     def ratios(self) -> dict[str, float]:
         """Our trainer relative to the others on the same model and batch, and the LSTM's precisions to each other."""
@@ -179,8 +151,6 @@ class TrainingFigures:
             "bfloat16": self.bfloat16,
             "rates": [speed.as_dict() for speed in self.speeds],
             "ratios": self.ratios(),
-            "matmul_gflops": round(self.peak_gflops, 1),
-            "shares_of_matmul_peak": self.shares_of_peak(),
         }
 
 
@@ -210,7 +180,7 @@ def measure_training(rounds: int = 15, updates: int = 5, batch_sizes: tuple[int,
         }
         trainers |= {"qafel bfloat16": _updates(random_lstm_task("bfloat16"), 32)} if fast else {}
         speeds += _take_turns("lstm", 32, trainers, rounds, max(1, updates // 3))
-        return TrainingFigures(tuple(speeds), fast, _measure_peak())
+        return TrainingFigures(tuple(speeds), fast)
 
 
 def _take_turns(model: str, size: int, trainers: dict[str, Timed], rounds: int, updates: int) -> list[TrainingSpeed]:
@@ -251,12 +221,6 @@ def _evaluations(size: int) -> dict[str, Timed]:
         plain(images)
 
     return {"qafel": timed(lambda _: task.evaluate_part(start, 0)), "plain, mallopt": timed(forward)}
-
-
-def _measure_peak() -> float:
-    a, b = torch.ones(1024, 1024), torch.ones(1024, 1024)
-    multiply = timed(lambda _: a @ b)
-    return 2 * 1024**3 / min(multiply(1) for _ in range(20)) / 1e9
 
 
 def _in_process(unaided: ProcessPoolExecutor, size: int, count: int) -> float:

@@ -116,9 +116,6 @@ def bench_training(
         console.print(f"{name} {speed.updates_per_s:8.1f} a second", highlight=False)
     for name, ratio in figures.ratios().items():
         console.print(f"{name:56} {ratio:6.2f}", highlight=False)
-    console.print(f"share of the {figures.peak_gflops:.0f} GFLOP/s of a large matrix product:", highlight=False)
-    for name, share in figures.shares_of_peak().items():
-        console.print(f"  {name:54} {share:6.2f}", highlight=False)
     if not figures.bfloat16:
         console.print("PyTorch cannot use bfloat16 on this CPU: the LSTM trains in float32")
     _write(json_file, figures.as_dict())
