@@ -120,7 +120,7 @@ class Client:
             if np.shape(local.correction) != (size,):
                 shape = list(np.shape(local.correction))
                 raise PartFailed(f"{path_of(rule)}.local returned a correction of shape {shape}, expected [{size}]")
-        trained: Trained | None = as_trained(
+        trained = as_trained(
             train(start, local, Stream.named(self.seed, "train", self.number, sequence)),
             *(size, lambda: f"the training of client {self.number}"),
         )
@@ -129,15 +129,15 @@ class Client:
         except Exception as error:
             raise_part_failed(error, rule, "vector")
         vector = require_vector(vector, size, lambda: f"{path_of(rule)}.vector")
-        if not rule.needs.client_memory:
-            trained = None  # frees a large model before it is encoded
+        kept = trained if rule.needs.client_memory else None
+        del trained  # frees a large model before it is encoded
         payload = quantizer.encode(vector, Stream.named(self.seed, "client-quantizer", self.number, sequence))
         del vector
         message = Message(Kind.UPLOAD, self._codec, size, start.version, payload, self.number, sequence, self.weight)
         memory = self.memory
-        if trained is not None:
+        if kept is not None:
             with errors_of(rule, "following"):
-                memory = rule.following(start, trained, memory, quantizer.decode(payload, size))
+                memory = rule.following(start, kept, memory, quantizer.decode(payload, size))
             _require_memory(memory, self.memory, rule)
         return Made(message.to_bytes(), memory)
 

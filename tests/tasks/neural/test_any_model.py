@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from qafel.algorithm import LocalTraining, method
@@ -56,7 +56,29 @@ def bits(result):
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_pickled_task_gives_equal_bits(name):
+    task = TASKS[name]()
+    again, start = pickle.loads(pickle.dumps(task)), task.initial_model(INIT)
+    trained = train_from(task, 1, start, LOCAL, STREAM)
+    np.testing.assert_array_equal(train_from(again, 1, start, LOCAL, STREAM), trained)
+    assert again.evaluate(trained) == task.evaluate(trained)
+
+
+IN_PROCESSES = {"batch norm, recompute", "gpt with tied weights and AdamW", "dataset with augmentation"}
+"""Tasks that the fast tests train in worker processes, which take seconds to start."""
+
+
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [
+        pytest.param(
+            *(name, executor),
+            marks=[] if executor == "processes" and name in IN_PROCESSES else pytest.mark.slow,
+        )
+        for name in TASKS
+        for executor in ("processes", "ray")
+    ],
+)
 def test_every_executor_gives_equal_bits(name, executor):
     if executor == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -357,6 +379,15 @@ def test_scores_of_another_shape_are_refused(score):
 def test_a_loss_per_sample_is_refused():
     task = made(loss=partial(cross_entropy, reduction="none"))
     with pytest.raises(ConfigError, match="one number"):
+        task.evaluate(task.initial_model(INIT))
+
+
+@pytest.mark.parametrize("loss", [mse_loss, nn.L1Loss()])
+def test_a_loss_that_would_broadcast_outputs_and_targets_is_refused(loss):
+    inputs, _ = features()
+    data = inputs, inputs[:, 0]
+    task = TorchTask("one column", partial(nn.Linear, 6, 1), data, data, CLIENTS, loss=loss, metrics={})
+    with pytest.raises(ConfigError, match="one shape"):
         task.evaluate(task.initial_model(INIT))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from qafel.algorithm import HiddenState, LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector, require_vector
+from qafel.parts import describe_error
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices, Partition
 from qafel.tasks.neural import trainer
@@ -274,7 +277,7 @@ class TorchTask:
             self._model.switch(training=False)
             self._model.push()
             inputs, targets = self._batch(self.test_samples, np.arange(start, stop))
-            with torch.inference_mode():
+            with torch.inference_mode(), _without_broadcast():
                 outputs, loss = self._outputs_and_loss(inputs, targets)
                 sums = [self._sum(name, outputs, targets, stop - start) for name in self._metrics]
         if None not in sums:
@@ -330,6 +333,19 @@ class TorchTask:
     def __reduce__(self) -> tuple[Callable[..., TorchTask], tuple[Any, ...]]:
         state = {name: value for name, value in vars(self).items() if name not in self._own_names}
         return _rebuilt, (type(self), self._rebuild or self._given, state, self.digest)
+
+
+@contextmanager
+def _without_broadcast() -> Iterator[None]:
+    """Raise `ConfigError` if a loss of PyTorch broadcasts outputs and targets, which PyTorch only warns of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Using a target size")
+        try:
+            yield
+        except UserWarning as error:
+            raise ConfigError(
+                f"outputs and targets must have one shape, or the loss broadcasts them: {describe_error(error)}"
+            ) from None
 
 
 def _shape(values: Any) -> str:
