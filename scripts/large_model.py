@@ -98,6 +98,11 @@ def deployed(given):
         }
         began, processes = time.perf_counter(), {}
         for name, command in commands.items():
+            if name == "client":  # a client waits for the server only a minute
+                while processes["server"].poll() is None and "step" not in Path(folder, "server.log").read_text(
+                    "utf-8"
+                ):
+                    time.sleep(1)
             with Path(folder, f"{name}.log").open("w", encoding="utf-8") as log:
                 processes[name] = subprocess.Popen(
                     command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log
