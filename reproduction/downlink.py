@@ -209,8 +209,8 @@ ENTRY = Entry(
     lambda _: (
         "All bytes: uploads, each broadcast once, and downloads of starting clients. Equal loss: the test loss as a "
         "mean over nine evaluations, at the levels of the second half of FedBuff's run.",
-        "QAFeL uploads 0.75 bit and broadcasts 2 bits per coordinate. Short runs with seed 0, by their loss, chose these "
-        "rates and the linked start of 1 bit.",
+        "QAFeL uploads 0.75 bit and broadcasts 2 bits per coordinate. Short runs with seed 0 chose these rates and the "
+        "linked start of 1 bit, by their loss.",
     ),
 )
 
