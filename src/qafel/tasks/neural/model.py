@@ -149,7 +149,7 @@ class FlatModel:
         self.module = module.to(device)
         self.layout = Layout.of({name: tuple(parameters[0].shape) for name, parameters in shared.items()})
         self.values = torch.empty(self.layout.size, device=device)
-        self.gradient = torch.empty(self.layout.size, device=device)
+        self.gradient = torch.zeros(self.layout.size, device=device)
         self._converted: list[tuple[list[nn.Parameter], Tensor, Tensor]] = []
         stops = list(itertools.accumulate(parameters[0].numel() for parameters in shared.values()))
         for parameters, start, stop in zip(shared.values(), [0, *stops], stops, strict=False):
@@ -169,7 +169,6 @@ class FlatModel:
         self._norms = [child for child in module.modules() if _keeps_statistics(child)]
         self._buffers = self._require_treated()
         self._calibrated: tuple[bytes, list[Tensor]] | None = None
-        self.hold_gradient(False)
 
     def _require_treated(self) -> list[_Buffer]:
         """Return the buffers. Raises `ConfigError` if the module has statistics and no treatment is chosen."""
@@ -237,12 +236,6 @@ class FlatModel:
                     "buffers whose names start with running_"
                 )
             kept.restore()
-
-    def hold_gradient(self, held: bool) -> None:
-        """Allocate the gradient's memory for an update, or free it. Compiled loops keep it."""
-        storage = self.gradient.untyped_storage()
-        if storage.resizable():
-            storage.resize_(4 * self.layout.size if held else 0)
 
     def switch(self, training: bool) -> None:
         """Put the module in training or evaluation mode, and layers with statistics in the mode of their treatment."""

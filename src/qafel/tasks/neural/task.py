@@ -188,7 +188,6 @@ class TorchTask:
         """Take the client's local steps from `start`. `stream` orders its samples. Algorithm 2, lines 3 to 6."""
         model = self._model
         model.load(start.vector)
-        model.hold_gradient(True)
         model.switch(training=True)
         with trainer.one_thread(), self._random_numbers(stream):
             beginning = model.values.clone() if local.proximal else None
@@ -205,7 +204,6 @@ class TorchTask:
                 else:
                     optimizer.step()
         model.restore_buffers()
-        model.hold_gradient(False)
         return model.vector()
 
     def _random_numbers(self, stream: Stream) -> Any:
