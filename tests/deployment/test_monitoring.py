@@ -26,7 +26,7 @@ OF_PROMETHEUS = {"up": {"job", "instance"}}
 
 def metrics_of(traffic: Traffic) -> ServerMetrics:
     state = LiveState(status="running", at=0.0, version=3, metric=0.75, hidden_state_lag=0.1, rejected={"stale": 1})
-    counts = {"clipped": 0, "failed_trainings": 0, "sessions": 1}
+    counts = {"clipped": 0, "failed_trainings": 0, "starts": 0, "refused_starts": 0, "sessions": 1}
     return ServerMetrics("run", traffic, lambda: {**asdict(state), **counts})
 
 
@@ -46,7 +46,7 @@ def test_figures_of_the_state_are_metrics_and_an_unknown_one_is_left_out() -> No
     assert registry.get_sample_value("qafel_version", {"run": "run"}) == 3
     assert registry.get_sample_value("qafel_rejected_updates_total", {"run": "run", "reason": "stale"}) == 1
     unknown = asdict(LiveState(status="running", at=0.0, version=0))
-    counts = {"clipped": 0, "failed_trainings": 0, "sessions": 0}
+    counts = {"clipped": 0, "failed_trainings": 0, "starts": 0, "refused_starts": 0, "sessions": 0}
     metrics = ServerMetrics("run", Traffic(), lambda: {**unknown, **counts})
     assert metrics.registry.get_sample_value("qafel_metric", {"run": "run"}) is None
 

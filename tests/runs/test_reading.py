@@ -18,8 +18,8 @@ def test_a_run_comes_back_as_it_was_written(make_run):
     assert run.config["algorithm"]["buffer_size"] == 10
     assert run.history["metric"].tolist() == [0.68, 0.1, 0.01]
     assert run.history["uploads"].tolist() == [0, 10, 20]
-    assert run.traffic.tolist() == [0, 11 * 76, 22 * 76]
-    assert run.traffic_total == 22 * 76
+    assert run.bytes_so_far.tolist() == [0, 51 * 76, 102 * 76]
+    assert run.total_bytes == 102 * 76
     assert run.staleness_histogram.tolist() == [1, 2, 3, 2, 1]
 
 

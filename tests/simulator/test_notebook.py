@@ -68,7 +68,7 @@ def test_a_plot_is_saved_in_the_format_of_the_suffix(result, suffix, start, tmp_
 
 def test_a_plot_has_the_metric_by_steps_and_by_bytes_and_a_curve_for_each_result(result):
     alone, both = result.plot().figure, result.plot(run("fedbuff")).figure
-    assert [axes.get_xlabel() for axes in alone.axes] == ["server steps", "bytes uploaded and broadcast"]
+    assert [axes.get_xlabel() for axes in alone.axes] == ["server steps", "total bytes"]
     curves = [line for line in both.axes[0].get_lines() if len(line.get_xdata()) > 2]
     assert len(curves) == 2
     assert {text.get_text() for text in both.legends[0].get_texts()} == {"quadratic-qafel", "quadratic-fedbuff"}
