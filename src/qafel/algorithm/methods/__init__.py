@@ -116,8 +116,8 @@ class AlgorithmSettings(Section):
     """A method and its settings. A method may change a default or fix a setting.
 
     method              the federated learning method
-    client_quantizer    Q_c, for uploads; `trellis:4` for QAFeL
-    server_quantizer    Q_s, for broadcasts; `trellis:4` for QAFeL
+    client_quantizer    Q_c, for uploads; the default of the method `qafel` is `trellis:4`
+    server_quantizer    Q_s, for broadcasts; the default of the method `qafel` is `trellis:4`
     buffer_size         K, the updates per server step
     server_lr           η_g, the server's learning rate
     server_momentum     momentum of the server's step
@@ -135,7 +135,8 @@ class AlgorithmSettings(Section):
     accumulator         how the server combines updates
     server_rule         how the server steps
     downlink            what the server broadcasts
-    catch_up            what a starting client downloads; `link`: the difference to its last start
+    catch_up            what a starting client downloads; `link`: the difference to its last start. Settings: quantizer
+                        (snapshot); quantizer, first (link); link, first, snapshot (auto)
     staleness           staleness law, instead of staleness_exponent and staleness_cutoff
     staleness_exponent  weight of an update of staleness τ: (1 + τ)^−exponent
     staleness_cutoff    staleness up to which an update has full weight
