@@ -37,8 +37,6 @@ EXPERIMENTS: tuple[tuple[str, Request], ...] = (
     ("targets", Request()),
     ("pareto", Request()),
     ("pareto-cifar10", Request()),
-    ("downlink-cifar10", Request()),
-    ("downlink-mushrooms", Request()),
 )
 """The experiments of the document: entries with options."""
 
