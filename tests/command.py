@@ -19,7 +19,7 @@ def run_module(module, *arguments, cwd=None, expect=0):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         env={**os.environ, "COLUMNS": "160"},
         check=False,
     )
