@@ -19,7 +19,7 @@ def run_module(module, *arguments, cwd=None, expect=0):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=550,
         env={**os.environ, "COLUMNS": "160"},
         check=False,
     )

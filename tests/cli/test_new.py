@@ -17,9 +17,10 @@ from tests.deployment.processes import Command, wait_for
 
 def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=550, check=False)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("template", ["torch", "lora", "numpy"])
 def test_a_new_project_runs_and_passes_its_test(tmp_path: Path, template: str) -> None:
     for name in {"torch": ["torch"], "lora": ["transformers", "peft"], "numpy": []}[template]:
