@@ -122,16 +122,23 @@ def smoothed_loss(run: Run) -> Column:
 def uploads_at_loss(ours: Run, theirs: Run) -> float:
     """Uploads over those of another run to equal smoothed losses: the geometric mean over the other's second half.
 
-    Levels that our run does not reach are left out.
+    The levels are the new minima of the other run. Levels that our run does not reach are left out.
     """
-    half = WINDOW // 2
-    uploads, loss = ours.column("uploads")[half:-half], np.minimum.accumulate(smoothed_loss(ours))
-    levels = np.minimum.accumulate(smoothed_loss(theirs))
-    rows = np.flatnonzero((np.arange(len(levels)) >= len(levels) // 2) & (levels >= loss[-1]))
+    uploads, loss = _new_minima(ours)
+    their_uploads, levels = _new_minima(theirs)
+    rows = np.flatnonzero((their_uploads >= theirs.column("uploads")[-1] / 2) & (levels >= loss[-1]))
     if not len(rows):
         return math.nan
     found = np.interp(-levels[rows], -loss, uploads)
-    return float(np.exp(np.log(found / theirs.column("uploads")[half:-half][rows]).mean()))
+    return float(np.exp(np.log(found / their_uploads[rows]).mean()))
+
+
+def _new_minima(run: Run) -> tuple[Column, Column]:
+    """Where the smoothed loss is lower than ever before: uploads and losses."""
+    half = WINDOW // 2
+    loss = smoothed_loss(run)
+    new = np.diff(np.minimum.accumulate(loss), prepend=np.inf) < 0
+    return run.column("uploads")[half:-half][new], loss[new]
 
 
 def loss_ratio(ours: EntryRuns, theirs: EntryRuns) -> Interval:
