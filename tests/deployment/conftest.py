@@ -30,6 +30,7 @@ def _sockets_close_before_their_loop(monkeypatch: pytest.MonkeyPatch) -> Iterato
     def look_and_close(loop: Any) -> None:
         watched = loop._selector.get_map() if loop._selector is not None else {}
         left.extend(str(key.data) for key in watched.values() if key.fd != loop._ssock.fileno())
+        left.extend(str(line) for line in loop._transports.values() if getattr(line, "_sock", None) is not None)
         close(loop)
 
     monkeypatch.setattr(BaseSelectorEventLoop, "close", look_and_close)

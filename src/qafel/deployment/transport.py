@@ -186,12 +186,14 @@ class Connection(nats.aio.client.Client):
             await self._end(tasks)
 
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """End every task of nats-py: if its last write fails, it leaves them pending."""
-        await cancel_and_wait(tasks)
-        if (transport := getattr(self, "_transport", None)) is not None:
-            transport.close()
-            if (writer := getattr(transport, "_io_writer", None)) is not None:
-                writer.transport.abort()  # else unsent bytes keep it open
+        """End every task of nats-py: if its last write fails, it leaves them pending. Then close the socket."""
+        try:
+            await cancel_and_wait(tasks)
+        finally:
+            # Below TLS: asyncio does not abort a TLS connection that was closed twice. Unsent bytes would keep it open.
+            writer = getattr(getattr(self, "_transport", None), "_bare_io_writer", None)
+            if writer is not None:
+                writer.transport.abort()
 
     def _own_tasks(self) -> list[asyncio.Task[Any]]:
         """The tasks of nats-py that read, ping, write and call back."""

@@ -7,9 +7,11 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -298,6 +300,25 @@ def test_plain_text_to_the_tls_port_is_refused(folder: Path) -> None:
             answer += data
         assert b"PONG" not in answer
         assert b"+OK" not in answer
+
+
+def test_a_connection_closes_although_the_broker_says_no_goodbye(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asyncio would wait half a minute for the end of TLS, and longer than the loop lives."""
+    monkeypatch.setattr("qafel.deployment.transport._CLOSE_S", 0.1)
+    broker = int((folder / "nats-server.pid").read_text())
+
+    async def check() -> None:
+        async with session(_client(folder), "0", patience_s=120) as opened:
+            line: Any = opened.connection._transport
+            socket = line._io_writer.transport.get_extra_info("socket")
+            os.kill(broker, signal.SIGSTOP)
+        await asyncio.sleep(0)  # transports close in the next round
+        assert socket.fileno() == -1
+
+    try:
+        asyncio.run(check())
+    finally:
+        os.kill(broker, signal.SIGCONT)
 
 
 def test_a_revoked_client_is_shut_out_at_once_and_stays_out(folder: Path) -> None:
