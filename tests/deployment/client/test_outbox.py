@@ -12,6 +12,7 @@ import pytest
 
 from qafel.algorithm import Algorithm, Client, Held, HiddenState, LocalTraining, Message, method
 from qafel.algorithm.admission import WINDOW, ReplayWindows
+from qafel.algorithm.messages import checksum_of
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, DeploymentClient
 from qafel.deployment.client.outbox import Outbox
@@ -20,7 +21,7 @@ from qafel.deployment.connection import Stored
 from qafel.deployment.keys import Access, Signer
 from qafel.deployment.messages import Agreement, Receipt
 from qafel.deployment.names import Names
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, DuplicateUpload
 from qafel.params import Vector
 from qafel.rng import Stream
 
@@ -65,11 +66,14 @@ def test_the_window_bounds_how_many_are_on_their_way() -> None:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Any:
-    core = Client(0, HiddenState.of(np.zeros(4, np.float32)), _algorithm(), 7)
     with ClientState(tmp_path) as state:
-        agreement = cast(Agreement, SimpleNamespace(run_id="id"))
-        kept = Kept(core.hidden_state, Held(0))
-        yield DeploymentClient(core, kept, _train, state, agreement, Names("live"), Access(()), ClientSettings())
+        yield _client(state)
+
+
+def _client(state: ClientState) -> DeploymentClient:
+    core = Client(0, HiddenState.of(np.zeros(4, np.float32)), _algorithm(), 7)
+    agreement, kept = cast(Agreement, SimpleNamespace(run_id="id")), Kept(core.hidden_state, Held(0))
+    return DeploymentClient(core, kept, _train, state, agreement, Names("live"), Access(()), ClientSettings())
 
 
 def _train(start: HiddenState, local: LocalTraining, stream: Stream) -> Vector:
@@ -90,6 +94,32 @@ def test_a_false_receipt_cannot_use_up_the_numbers(client: DeploymentClient, hig
     _hear(client.outbox, Receipt(duplicate=[0], last=(highest, 0)))
     start = client.begin()
     assert Message.from_bytes(client.finish(start, _train).upload).sequence == 0
+
+
+def test_a_false_receipt_of_an_update_that_was_never_sent_cannot_use_up_the_numbers(client: DeploymentClient) -> None:
+    _hear(client.outbox, Receipt(accepted=[(2**31, 0, CHECKSUM), (10**30, 0, CHECKSUM)]))
+    start = client.begin()
+    assert Message.from_bytes(client.finish(start, _train).upload).sequence == 0
+
+
+def test_two_equally_fast_processes_with_one_number_both_count(tmp_path: Path) -> None:
+    with ClientState(tmp_path / "one") as first, ClientState(tmp_path / "other") as second:
+        one, other = _client(first), _client(second)
+        other.core.hidden_state = HiddenState.of(np.ones(4, np.float32))
+        server = ReplayWindows()
+        for _ in range(40):
+            started = [(each, each.begin()) for each in (one, other)]
+            for each, start in started:
+                asyncio.run(each.send(start, each.finish(start, _train)))
+                data, number = each.outbox._pending[start.sequence].data, start.sequence
+                try:
+                    server.windows[0] = server.check(0, number)
+                    receipt = Receipt(accepted=[(number, 0, checksum_of(data))])
+                except DuplicateUpload:
+                    receipt = Receipt(duplicate=[number], last=(number, 0))
+                for hears in (one, other):
+                    _hear(hears.outbox, receipt)
+        assert min(one.outbox.counts["accepted"], other.outbox.counts["accepted"]) >= 10
 
 
 def test_failures_and_abandoned_updates_are_not_reported_as_rejected(client: DeploymentClient) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import signal
 import threading
 import time
@@ -55,6 +56,7 @@ _PAUSE_S: Final = 1.0
 _SLEEP_S: Final = 10.0  # a client that follows only for its starts keeps its connection for shorter pauses
 _PAUSE_MOST_S: Final = 16.0
 _FAILURE_PAUSE_MOST_S: Final = 60.0
+_TWIN_NUMBERS: Final = 8  # two processes with one client number choose among so many numbers
 _WORKING: Final = ("", "receipts")  # what a client waits for while connection and server work
 log = logging.getLogger(__name__)
 
@@ -427,6 +429,8 @@ class DeploymentClient:
             memory.give_up()
         if outcome == ANOTHER_PROCESS:
             self._warn_of_twin()
+            # At equal speed, both would use the same numbers, and the later one would lose every update.
+            self._state.skip_to(self.outbox.highest + random.randint(1, _TWIN_NUMBERS))
             if not text:
                 return  # this client lost nothing
         counted = outcome in COUNTED

@@ -155,14 +155,21 @@ class Outbox:
             self._on_counted(*receipt.last)
         for sequence in receipt.duplicate:
             self._settle(sequence, "duplicate", "counted before", -1)
-        highest = -1 if receipt.last is None else receipt.last[0]
-        if highest <= _MOST_HIGHEST:  # without signatures, a forged receipt must not use up the numbers
-            self.highest = max(self.highest, highest)
-        elif receipt.duplicate:
+        if receipt.last is not None and not self._has_seen(receipt.last[0]) and receipt.duplicate:
             log.warning("All upload numbers of this client are used. Make a new key: qafel broker add --client N.")
         for damaged, reason, text in receipt.rejected:
             self._settle(damaged, reason, text, -1)
         self._news.set()
+
+    def _has_seen(self, sequence: int) -> bool:
+        """Record a number that the server has seen. Return False if it leaves too few numbers.
+
+        Without signatures, a forged receipt must not use up the numbers.
+        """
+        if sequence > _MOST_HIGHEST:
+            return False
+        self.highest = max(self.highest, sequence)
+        return True
 
     def _accepted(self, sequence: int, version: int, checksum: int) -> None:
         """Settle an upload that counts. Its checksum shows whether this process sent it."""
@@ -170,10 +177,9 @@ class Outbox:
         if pending is not None and checksum_of(pending.data) == checksum:
             self._settle(sequence, "accepted", "", version)
         elif pending is not None:
-            self.highest = max(self.highest, sequence)
+            self._has_seen(sequence)
             self._settle(sequence, ANOTHER_PROCESS, "another process's update was counted under its number", version)
-        elif sequence > self.newest:
-            self.highest = max(self.highest, sequence)
+        elif sequence > self.newest and self._has_seen(sequence):
             self._on_outcome(sequence, ANOTHER_PROCESS, "", version)
 
     def _settle(self, sequence: int | None, outcome: str, text: str, version: int) -> None:
