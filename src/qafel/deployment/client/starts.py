@@ -1,7 +1,8 @@
 """Asks the server for linked starts, until an answer arrives.
 
 A request names the digest of the point that the client holds. An answer to another request is ignored: it is late, or
-for another process with this client's number.
+for another process with this client's number. The server may know only that process's request, so this one is sent
+again.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ class StartRequests:
 
     def add(self, answer: StartReply, number: int, parts: int, data: bytes) -> None:
         """Take a part of an answer."""
-        if self._request is None or (answer.sequence, answer.digest) != self._request[:2]:
+        if self._request is None:
+            return
+        if (answer.sequence, answer.digest) != self._request[:2]:
+            if number + 1 == parts:  # another process's request has replaced this one
+                self.ask_again()
             return
         if number == 0:
             self._parts.clear()
@@ -80,6 +85,6 @@ class StartRequests:
             self._came.set()
 
     def ask_again(self) -> None:
-        """Do not wait for an answer any longer: the server connected again, and forgot its requests."""
+        """Do not wait for an answer any longer: the server has forgotten this request."""
         self._answer_s = _ANSWER_S / 2
         self._came.set()
