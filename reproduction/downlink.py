@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from qafel.drawing.chart import Panel
-from qafel.runs import Run, Spread
+from qafel.runs import Run
 from qafel.search import RunSpec
 from qafel.text import human_bytes, human_count
 from reproduction.comparison import (
     Column,
     EntryRuns,
+    NotComparable,
     at_level,
     everything,
+    if_comparable,
+    level_ratio,
     met_target,
     received,
     target_ratio,
@@ -24,7 +28,7 @@ from reproduction.comparison import (
 from reproduction.display import Table, TableColumn, accuracy_panel, curve_panels
 from reproduction.entry import Change, Claim, Entry, Extent, Verdict, repeated
 from reproduction.neural import FEDBUFF
-from reproduction.statistics import Interval, jointly, power, ratio
+from reproduction.statistics import UNKNOWN, Interval, jointly, power, ratio
 
 EXACT, CHOSEN, ONE_BIT = "exact", "link, 1 bit", "link, 1 bit; 1 bit down"
 FIVE_SEEDS = (FEDBUFF, CHOSEN)
@@ -115,19 +119,23 @@ def _convex_plan(extent: Extent) -> list[RunSpec]:
 
 
 def smoothed_loss(run: Run) -> Column:
-    """The loss as a mean over nine evaluations."""
-    return np.convolve(run.column("loss"), np.full(WINDOW, 1 / WINDOW), mode="valid")
+    """The loss as a mean over nine evaluations; empty for a run with fewer."""
+    loss = run.column("loss")
+    return np.convolve(loss, np.full(WINDOW, 1 / WINDOW), mode="valid") if len(loss) >= WINDOW else np.zeros(0)
 
 
 def uploads_at_loss(ours: Run, theirs: Run) -> float:
     """Uploads over those of another run to equal smoothed losses: the geometric mean over the other's second half.
 
-    The levels are the new minima of the other run. Levels that our run does not reach are left out.
+    The levels are the new minima of the other run. Levels that our run does not reach are left out. NaN without a
+    common level, infinite if our run diverged.
     """
+    if ours.diverged:
+        return math.inf
     uploads, loss = _new_minima(ours)
     their_uploads, levels = _new_minima(theirs)
-    rows = np.flatnonzero((their_uploads >= theirs.column("uploads")[-1] / 2) & (levels >= loss[-1]))
-    if not len(rows):
+    rows = (their_uploads >= theirs.column("uploads")[-1] / 2) & (levels >= loss.min(initial=math.inf))
+    if not rows.any():
         return math.nan
     found = np.interp(-levels[rows], -loss, uploads)
     return float(np.exp(np.log(found / their_uploads[rows]).mean()))
@@ -142,32 +150,40 @@ def _new_minima(run: Run) -> tuple[Column, Column]:
 
 
 def loss_ratio(ours: EntryRuns, theirs: EntryRuns) -> Interval:
-    """Uploads to equal smoothed losses, ours over theirs, with its interval over common seeds."""
-    return ratio([(uploads_at_loss(mine, other), 1.0) for mine, other in ours.paired(lambda run: run, theirs)])
+    """Uploads to equal smoothed losses, ours over theirs, with its interval over common seeds.
 
-
-def _times_fewer(measured: EntryRuns, runs: EntryRuns) -> Spread:
-    return Spread.of(theirs / ours for ours, theirs in runs.paired(to_target(everything), measured.of(FEDBUFF)))
+    A run that ended before its target may have left out the levels that cost most: the interval is open above.
+    """
+    pairs = ours.paired(lambda run: run, theirs)
+    found = [uploads_at_loss(mine, other) for mine, other in pairs]
+    if any(map(math.isnan, found)):
+        raise NotComparable(f"a seed of {ours.methods[0]} and {theirs.methods[0]} has no common level of the loss")
+    return ratio([(one, 1.0) for one in found], [not met_target(mine) for mine, _ in pairs])
 
 
 def _table(measured: EntryRuns) -> Table:
-    fedbuff = measured.of(FEDBUFF)
-
-    def more(runs: EntryRuns) -> str:
-        return str(target_ratio("uploads", runs, fedbuff)) if all(map(met_target, runs.runs())) else "∞"
+    def of_fedbuff(compared: Callable[[EntryRuns, EntryRuns], Interval], runs: EntryRuns, missed: str = "") -> str:
+        """A comparison with FedBuff; `missed`, if given, if a seed did not meet the target."""
+        if missed and not all(map(met_target, runs.runs())):
+            return missed
+        return if_comparable(lambda: str(compared(runs, measured.of(FEDBUFF))), UNKNOWN)
 
     return Table.of(
         "starts",
         measured.by_method(),
         TableColumn.spread("uploads to target", to_target("uploads"), human_count),
-        TableColumn("of FedBuff's", more),
-        TableColumn("of FedBuff's, equal loss", lambda runs: str(loss_ratio(runs, fedbuff))),
+        TableColumn("of FedBuff's", partial(of_fedbuff, partial(target_ratio, "uploads"), missed="∞")),
+        TableColumn("of FedBuff's, equal loss", partial(of_fedbuff, loss_ratio)),
         TableColumn.spread("uploaded", to_target("upload_bytes_total"), human_bytes),
         TableColumn.spread("broadcast", to_target("broadcast_bytes_total"), human_bytes),
         TableColumn.spread("received by starts", received("received_bytes_total"), human_bytes),
         TableColumn.spread("all bytes", to_target(everything), human_bytes),
-        TableColumn("times fewer", partial(_times_fewer, measured), lambda value: f"{value:.1f}×"),
+        TableColumn("times fewer", partial(of_fedbuff, _times_fewer, missed=UNKNOWN)),
     )
+
+
+def _times_fewer(ours: EntryRuns, theirs: EntryRuns) -> Interval:
+    return target_ratio(everything, ours, theirs).inverse
 
 
 def _panels(measured: EntryRuns) -> list[Panel]:
@@ -177,7 +193,7 @@ def _panels(measured: EntryRuns) -> list[Panel]:
 
 def _saves(measured: EntryRuns) -> Verdict:
     ours, theirs = measured.of(CHOSEN), measured.of(FEDBUFF)
-    fewer, more = target_ratio(everything, ours, theirs).inverse, target_ratio("uploads", ours, theirs)
+    fewer, more = _times_fewer(ours, theirs), target_ratio("uploads", ours, theirs)
     holds = jointly(((fewer, lambda it: it.at_least(25.0)), (more, lambda it: it.at_most(1.15))))
     said = f"{fewer} times fewer bytes with {more} times the uploads; {power((fewer, more))}"
     brief = f"{fewer.estimate:.0f} times fewer bytes, {more.estimate:.2f} times the uploads"
@@ -214,8 +230,9 @@ ENTRY = Entry(
         ),
     ),
     lambda _: (
-        "All bytes: uploads, each broadcast once, and downloads of starting clients. Equal loss: the test loss as a "
-        "mean over nine evaluations, at the levels of the second half of FedBuff's run.",
+        "All bytes: uploads, each broadcast once, and downloads of starting clients. Times fewer: FedBuff's bytes over "
+        "those of the row, the geometric mean over common seeds. Equal loss: the test loss as a mean over nine "
+        "evaluations, at the levels of the second half of FedBuff's run that both runs reach.",
         "QAFeL uploads 0.75 bit and broadcasts 2 bits per coordinate. Short runs with seed 0 chose these rates and the "
         "linked start of 1 bit, by their loss.",
     ),
@@ -228,9 +245,11 @@ def _to_level(quantity: str, run: Run) -> float:
 
 
 def _convex_table(measured: EntryRuns) -> Table:
-    def fewer(runs: EntryRuns) -> Spread:
-        pairs = runs.paired(partial(_to_level, "all"), measured.of(FEDBUFF))
-        return Spread.of(theirs / ours for ours, theirs in pairs)
+    def fewer(runs: EntryRuns) -> str:
+        if not all(run.first_at(LEVEL, "min") is not None for run in runs.runs()):
+            return UNKNOWN
+        found = if_comparable(lambda: level_ratio(LEVEL, runs, measured.of(FEDBUFF), everything), None)
+        return UNKNOWN if found is None else str(found.inverse)
 
     columns = {
         "uploaded": "upload_bytes_total",
@@ -243,7 +262,7 @@ def _convex_table(measured: EntryRuns) -> Table:
         TableColumn.spread(f"uploads to {LEVEL:g}", partial(_to_level, "uploads"), human_count),
         *(TableColumn.spread(title, partial(_to_level, name), human_bytes) for title, name in columns.items()),
         TableColumn.spread("all bytes", partial(_to_level, "all"), human_bytes),
-        TableColumn("times fewer", fewer, lambda value: f"{value:.2f}×"),
+        TableColumn("times fewer", fewer),
     )
 
 

@@ -21,6 +21,7 @@ LEVEL = 0.05
 """The probability that an end of an interval is wrong."""
 POWER = 0.8
 """The probability to detect a difference that is called detectable."""
+UNKNOWN = "–"
 
 Pairs: TypeAlias = Sequence[tuple[float, float]]
 """A figure of two methods, ours and theirs, per seed."""
@@ -45,7 +46,7 @@ class Interval:
 
     def corrected(self, comparisons: int) -> Interval:
         """The interval widened for this number of `comparisons` (Bonferroni)."""
-        if comparisons < 2 or self.count < 2 or self.low == self.high:
+        if comparisons < 2 or self.count < 2 or self.low == self.high or self.infinite:
             return self
         df, middle = self.count - 1, self.estimate
         wider = student(1 - LEVEL / comparisons, df) / student(1 - LEVEL, df)
@@ -116,7 +117,9 @@ class Interval:
         return f"{low:.0f} to {high:.0f} % {'more' if self.low > 1 else 'fewer'} {what}"
 
     def __str__(self) -> str:
-        estimate, low, high = ("∞" if math.isinf(it) else f"{it:.3g}" for it in (self.estimate, self.low, self.high))
+        if math.isnan(self.estimate):
+            return UNKNOWN
+        estimate, low, high = (f"{it:.3g}".replace("inf", "∞") for it in (self.estimate, self.low, self.high))
         return estimate if self.low == self.high else f"{estimate} [{low}, {high}]"
 
 

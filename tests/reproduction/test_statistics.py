@@ -138,6 +138,18 @@ def test_a_run_that_diverged_is_infinitely_far():
     assert (lost.estimate, lost.inverse.estimate, lost.below(1.0)) == (0.0, math.inf, True)
 
 
+def test_a_run_that_diverged_fails_a_joint_claim_about_the_inverse_as_well():
+    found = ratio([(math.inf, 1.0), (2.0, 1.0), (2.2, 1.0)])
+    assert (found.corrected(2), found.inverse.corrected(2)) == (found, found.inverse)
+    parts = (found.inverse, lambda it: it.at_least(25.0)), (found, lambda it: it.at_most(1.15))
+    assert jointly(parts) is False
+
+
+def test_unknown_figures_and_open_ends_are_printed_as_such():
+    assert str(ratio([])) == "–"
+    assert str(Interval(-0.5, -math.inf, math.inf, 1, additive=True)) == "-0.5 [-∞, ∞]"
+
+
 def test_one_run_of_three_that_diverged_is_not_close_and_does_not_show_that_all_are_far():
     found = ratio([(math.inf, 1.0), (1.0, 1.0), (1.1, 1.0)])
     assert (found.at_most(1.25), found.similar(1.25), found.below(9.0)) == (False, False, False)
