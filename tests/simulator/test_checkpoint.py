@@ -95,6 +95,26 @@ def test_an_untouched_one_goes_on_to_the_same_bits(made) -> None:
     assert found.traffic == uninterrupted.traffic
 
 
+def test_a_resumed_run_ends_at_the_same_time_although_the_law_stopped_jobs() -> None:
+    """An event of a stopped job moves no clock: a checkpoint does not have it."""
+    task = Quadratic(8, 5)
+    stopping = algorithm.method("ringmaster", staleness={"name": "delay-limit", "limit": 2}, local_steps=1)
+    timing = Timing(duration="log-normal", spread=1.5)
+
+    def ended(simulation: Simulation, virtual_time: float) -> tuple[float, int, bytes]:
+        while simulation.clock.now < virtual_time:
+            simulation.advance()
+        return simulation.clock.now, simulation.server.version, simulation.server.model.tobytes()
+
+    simulation = Simulation(task, stopping, timing, seed=4)
+    simulation.begin()
+    for virtual_time in (3.0, 4.0, 5.0, 6.0):
+        resumed = Simulation(task, stopping, timing, seed=4)
+        restore_simulation(save_simulation(simulation, progress()), resumed, progress())
+        assert ended(resumed, virtual_time) == ended(simulation, virtual_time)
+    assert simulation.stopped > 100
+
+
 EXTRA = ("extra", "server.extra", "start.vector", "job.h", "server.memory")
 
 

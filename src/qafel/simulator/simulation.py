@@ -211,10 +211,16 @@ class Simulation:
         """Handle the next event; True if the server stepped."""
         if self._ahead:
             self._train_ahead()
-        match self.clock.advance():
-            case Job() as job if not self.is_stopped(job):
+        before, event = self.clock.now, self.clock.advance()
+        if isinstance(event, Job) and self._ahead and self._ahead[0][1] == event.number:
+            heappop(self._ahead)
+        if (stopped := job_of(event)) is not None and self.is_stopped(stopped):
+            self.clock.now = before  # a resumed run does not have this event
+            return False
+        match event:
+            case Job() as job:
                 return self._finish_training(job)
-            case Deliver(job, made) if not self.is_stopped(job):
+            case Deliver(job, made):
                 return self._deliver(job, self.executor.result(job) if made is None else made)
             case Arrive(client, duration):
                 self._start(client, duration)
@@ -250,8 +256,6 @@ class Simulation:
                 self.executor.submit(job)
 
     def _finish_training(self, job: Job) -> bool:
-        if self._ahead and self._ahead[0][1] == job.number:
-            heappop(self._ahead)
         made = self.executor.result(job)
         if self.timing.network is None:
             return self._deliver(job, made)
