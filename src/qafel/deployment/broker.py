@@ -33,8 +33,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -52,7 +52,7 @@ from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Name
 from qafel.errors import BrokerUnreachable, ConfigError, DataError
 from qafel.files import Lock, make_private, write_atomically, writing
 
-_START_S: Final = 10.0
+_START_S: Final = 60.0  # it reads its store first
 _TAKE_OVER_S: Final = 15.0
 _LOG: Final = "nats-server.log"
 LOGGING: Final = f"""log_file: "{_LOG}"
@@ -63,8 +63,10 @@ logfile_max_num: 4
 _WATCH: Final = 'read _; kill "$0"'  # the pipe closes when its owner ends
 _YEARS: Final = 5
 _RELOADS: Final = 2  # nats-server connects the imports of a new account at its second reload only
-_RELOADED: Final = b"Reloaded server configuration"
-_RELOAD_S: Final = 10.0
+_RELOADED: Final = "Reloaded server configuration"
+_NOT_RELOADED: Final = "Failed to reload server configuration"
+_RELOAD_S: Final = 30.0
+_CHANGE_S: Final = 60.0
 _READ: Final = "$JS.API.DIRECT.GET"
 MOST_CONNECTIONS: Final = 8
 """Connections per key. A client needs one; broken ones stay until the broker's pings time out."""
@@ -169,10 +171,16 @@ class BrokerFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._settings = self._read()
+
+    def _read(self) -> dict[str, Any]:
         try:
-            self._settings: dict[str, Any] = json.loads((path / "broker.json").read_text(encoding="utf-8"))
+            settings: dict[str, Any] = json.loads((self.path / "broker.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise ConfigError(f"{path} is not a broker's folder: make one with `qafel broker init {path}`") from None
+            raise ConfigError(
+                f"{self.path} is not a broker's folder: make one with `qafel broker init {self.path}`"
+            ) from None
+        return settings
 
     @staticmethod
     def init(
@@ -199,7 +207,7 @@ class BrokerFolder:
         run_names = [Names(run).run for run in runs] or ["*"]
         reached = list(hosts) or ["127.0.0.1"]
         names = list(dict.fromkeys([*reached, "127.0.0.1", "localhost"]))
-        servers = [f"tls://{host}:{port}" for host in reached]
+        servers = [f"tls://{f'[{host}]' if ':' in host else host}:{port}" for host in reached]
         settings = {"clients": {}, "runs": run_names, "mutual_tls": mutual_tls, "servers": servers}
         make_authority(path / "ca")
         issue_certificate(path / "ca", path / "broker", "qafel broker", names)
@@ -219,16 +227,25 @@ class BrokerFolder:
 
     def add(self, numbers: Iterable[int]) -> None:
         """Make keys for clients. A known client gets new keys."""
-        for number in numbers:
-            key = self._bundle(f"clients/{number}", {}, client=number)
-            self._settings["clients"][str(number)] = key
-        self._write_accounts()
+        with self._changing():
+            for number in numbers:
+                key = self._bundle(f"clients/{number}", {}, client=number)
+                self._settings["clients"][str(number)] = key
 
     def revoke(self, number: int) -> None:
         """Remove a client's access to broker and server."""
-        if self._settings["clients"].pop(str(number), None) is None:
-            raise ConfigError(f"client {number} is not registered in {self.path}")
-        self._write_accounts()
+        with self._changing():
+            if self._settings["clients"].pop(str(number), None) is None:
+                raise ConfigError(f"client {number} is not registered in {self.path}")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A context that writes the changed settings at its end. Another process waits, and then reads them again."""
+        busy = ConfigError(f"another process changes {self.path}: wait until it has ended")
+        with Lock(self.path / ".changing", busy, patience_s=_CHANGE_S, beside=self.path):
+            self._settings = self._read()
+            yield
+            self._write_accounts()
 
     def reload(self) -> bool:
         """Make the running broker reload its configuration. Return False if none runs in this folder."""
@@ -245,14 +262,19 @@ class BrokerFolder:
     def _reload_once(self, process: int) -> None:
         """Ask for a reload, and wait until the broker logs it: two signals in quick succession count as one."""
         log_file, deadline = self.path / _LOG, time.monotonic() + _RELOAD_S
-        before = log_file.stat().st_size
+        before, why = log_file.stat().st_size, f"it did not answer within {_RELOAD_S:g} s"
         os.kill(process, signal.SIGHUP)
         while time.monotonic() < deadline:
             time.sleep(0.05)
             with log_file.open("rb") as log:
                 log.seek(before if log_file.stat().st_size >= before else 0)  # a full log starts from the beginning
-                if _RELOADED in log.read():
-                    return
+                said = log.read().decode(errors="replace")
+            if _RELOADED in said:
+                return
+            if _NOT_RELOADED in said:
+                why = said.partition(_NOT_RELOADED)[2].partition("\n")[0].strip(" :")
+                break
+        raise BrokerUnreachable(f"the change is written, but the running broker in {self.path} did not load it: {why}")
 
     def _bundle(self, name: str, secrets: dict[str, str], client: int | None = None) -> str:
         folder, seed = self.path / name, new_seed()
