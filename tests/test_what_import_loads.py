@@ -17,7 +17,7 @@ STEP = "s.server_rule.step_(s.model, qafel.Direction(numpy.ones(9, 'f4')))"
 def loaded_by(code):
     """The packages that a new process holds once it has run `code`."""
     asked = f"import json, sys\n{code}\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=550)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -73,6 +73,6 @@ except qafel.errors.ConfigError as error:
 
 def test_without_torch_its_task_is_refused_in_a_sentence():
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True, timeout=550
     )
     assert done.stdout == "a neural task needs PyTorch: pip install 'qafel[torch]'\n"

@@ -47,7 +47,7 @@ def flushed(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPro
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("flushed")
     finished = subprocess.run(
-        [sys.executable, "-c", FLUSH + REFUSED], cwd=folder, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", FLUSH + REFUSED], cwd=folder, capture_output=True, text=True, timeout=550, check=False
     )
     if finished.returncode == 77:
         pytest.skip("this CPU cannot flush subnormal numbers")

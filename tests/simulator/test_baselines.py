@@ -142,6 +142,7 @@ def test_the_server_keeps_the_mean_of_the_memories_of_those_who_took_part():
     assert np.abs(mean).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_with_its_uplink_memory_mcm_converges_where_it_stalled():
     """The clients of mushrooms differ: at x* their gradients are not zero. Without memories, sampling and quantizing
     them leaves noise at which the run stalls; what is relative to a memory vanishes with it.

@@ -79,8 +79,20 @@ def go_on(checkpoint: Checkpoint, method: str, events: int = 60) -> Simulation:
     return simulation
 
 
+KINDS = ("qafel", "auto", "mcm", "ca2fl", "trimmed mean")
+"""One method of each kind of state. The slow tests damage the checkpoints of all methods."""
+
+
 @pytest.fixture(scope="module", params=METHODS)
 def made(request) -> tuple[str, Checkpoint]:
+    return request.param, saved(request.param)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name not in KINDS)],
+)
+def damaged(request) -> tuple[str, Checkpoint]:
     return request.param, saved(request.param)
 
 
@@ -118,8 +130,8 @@ def test_a_resumed_run_ends_at_the_same_time_although_the_law_stopped_jobs() -> 
 EXTRA = ("extra", "server.extra", "start.vector", "job.h", "server.memory")
 
 
-def test_no_array_of_another_name_shape_or_type_is_restored(made) -> None:
-    method, checkpoint = made
+def test_no_array_of_another_name_shape_or_type_is_restored(damaged) -> None:
+    method, checkpoint = damaged
     taken = []
     for word, mutant in other_arrays(checkpoint, EXTRA):
         with suppress(DataError):
@@ -141,8 +153,8 @@ INDICES = {
 }
 
 
-def test_no_index_or_count_out_of_range_is_restored(made) -> None:
-    method, checkpoint = made
+def test_no_index_or_count_out_of_range_is_restored(damaged) -> None:
+    method, checkpoint = damaged
     taken = []
     for name, values in INDICES.items():
         array = checkpoint.arrays.get(name)
@@ -162,9 +174,9 @@ def test_no_index_or_count_out_of_range_is_restored(made) -> None:
     assert taken == []
 
 
-def test_an_odd_value_is_refused_or_does_no_harm(made) -> None:
+def test_an_odd_value_is_refused_or_does_no_harm(damaged) -> None:
     """Never an error that is not raised on purpose, then or later."""
-    method, checkpoint = made
+    method, checkpoint = damaged
     for word, mutant in other_values(checkpoint, None if method in ALL_VALUES else ("server",)):
         try:
             with suppress(DataError, ConfigError, NonFiniteVector):

@@ -277,7 +277,7 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(tmp_path):
         simulate(Mushrooms(5), algorithm, timing, limits=Limits(uploads=5), executor="processes", workers=1)
         """)
     )
-    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=550, check=False)
     assert finished.returncode != 0
     assert 'under `if __name__ == "__main__":`' in finished.stderr
 
@@ -345,7 +345,7 @@ def test_what_another_process_cannot_find_is_one_sentence_and_leaves_no_shared_m
                 print(error)
     """
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=550, check=False
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert "module level" in run.stdout

@@ -153,7 +153,7 @@ def test_cafe_sends_how_an_update_differs_from_the_aggregate_that_its_client_saw
 
 
 @pytest.mark.filterwarnings("ignore:client quantizer")
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_with_top_k_cafe_comes_closer_to_the_optimum_than_qafel_with_the_same_bytes(seed: int) -> None:
     quantizers = {"client_quantizer": "top_k:0.05", "server_quantizer": "trellis:4"}
     cafe, qafel = (
