@@ -34,7 +34,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -66,6 +66,7 @@ _RELOADS: Final = 2  # nats-server connects the imports of a new account at its 
 _RELOADED: Final = "Reloaded server configuration"
 _NOT_RELOADED: Final = "Failed to reload server configuration"
 _RELOAD_S: Final = 30.0
+_LINE_BYTES: Final = 1000  # at most in a line of interest
 _CHANGE_S: Final = 60.0
 _READ: Final = "$JS.API.DIRECT.GET"
 MOST_CONNECTIONS: Final = 8
@@ -261,19 +262,21 @@ class BrokerFolder:
 
     def _reload_once(self, process: int) -> None:
         """Ask for a reload, and wait until the broker logs it: two signals in quick succession count as one."""
-        log_file, deadline = self.path / _LOG, time.monotonic() + _RELOAD_S
-        before, why = log_file.stat().st_size, f"it did not answer within {_RELOAD_S:g} s"
-        os.kill(process, signal.SIGHUP)
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
-            with log_file.open("rb") as log:
-                log.seek(before if log_file.stat().st_size >= before else 0)  # a full log starts from the beginning
-                said = log.read().decode(errors="replace")
-            if _RELOADED in said:
-                return
-            if _NOT_RELOADED in said:
-                why = said.partition(_NOT_RELOADED)[2].partition("\n")[0].strip(" :")
-                break
+        path, deadline, said = self.path / _LOG, time.monotonic() + _RELOAD_S, ""
+        with ExitStack() as stack:
+            log = stack.enter_context(path.open("rb"))
+            log.seek(0, os.SEEK_END)
+            os.kill(process, signal.SIGHUP)
+            while time.monotonic() < deadline and _NOT_RELOADED not in said:
+                time.sleep(0.05)
+                full = path.exists() and not os.path.samefile(path, log.fileno())
+                said = said[-_LINE_BYTES:] + log.read().decode(errors="replace")
+                if _RELOADED in said:
+                    return
+                if full:  # the broker continues in a new file
+                    log = stack.enter_context(path.open("rb"))
+        _, failed, why = said.partition(_NOT_RELOADED)
+        why = why.partition("\n")[0].strip(" :") if failed else f"it did not answer within {_RELOAD_S:g} s"
         raise BrokerUnreachable(f"the change is written, but the running broker in {self.path} did not load it: {why}")
 
     def _bundle(self, name: str, secrets: dict[str, str], client: int | None = None) -> str:

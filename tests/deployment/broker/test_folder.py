@@ -133,6 +133,30 @@ def test_a_reload_that_the_broker_refuses_is_reported(tmp_path: Path) -> None:
             folder.reload()
 
 
+@pytest.mark.parametrize("full_after", [0, 1, 2])
+def test_a_reload_is_noticed_while_a_flood_fills_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_after: int
+) -> None:
+    """The broker moves a full log away, and continues in a new one, which may be as long by the next look."""
+    log, lines = tmp_path / "nats-server.log", ["a forbidden publish\n"] * 2
+    lines[1:1] = ["[INF] Reloaded server configuration\n"]
+
+    def answer(process: int, number: int) -> None:
+        for count, line in enumerate(lines):
+            if count == full_after:
+                log.rename(tmp_path / f"nats-server.log.{os.urandom(4).hex()}")
+            with log.open("a") as file:
+                file.write(line * (1000 if "forbidden" in line else 1))
+
+    monkeypatch.setattr("qafel.deployment.broker._is_broker", lambda *_: True)
+    monkeypatch.setattr("qafel.deployment.broker._RELOAD_S", 1.0)
+    monkeypatch.setattr(os, "kill", answer)
+    folder = BrokerFolder.init(tmp_path, 0)
+    (tmp_path / "nats-server.pid").write_text("1")
+    log.write_text("a line\n")
+    assert folder.reload()
+
+
 @pytest.mark.skipif(not socket.has_ipv6, reason="without IPv6")
 def test_clients_reach_a_broker_by_an_ipv6_address(tmp_path: Path) -> None:
     async def check() -> None:
