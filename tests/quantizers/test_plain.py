@@ -61,6 +61,13 @@ def test_numpy_encodes_and_decodes_to_the_bits_of_the_compiled_kernels(
         assert all(map(same_bits, found, again)), (spec, size)
 
 
+def test_the_sign_of_a_zero_is_the_same_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [np.array(zeros, np.float32) for zeros in ((0.0, -0.0), (-0.0, 0.0), (0.0, -0.0, -0.0))]
+    found = [parse("affine:4").encode(zeros, stream()) for zeros in cases]
+    take_plain(monkeypatch)
+    assert [parse("affine:4").encode(zeros, stream()) for zeros in cases] == found
+
+
 @pytest.mark.parametrize("spec", ["qsgd:4", "qsgd:5", "sign", "dithered:4", "rotated:3", "none"])
 def test_a_large_vector_on_threads_gives_the_same_bits_in_numpy(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size, quantizer = (1 << 19) + 777, parse(spec)

@@ -113,6 +113,23 @@ def test_the_error_is_below_omega_for_tiny_and_for_huge_vectors(spec: str) -> No
         assert same_bits(added, target + np.float32(0.3) * decoded), unit
 
 
+@pytest.mark.parametrize("spec", ["trellis:0.5", "trellis:4,states=32", "layers:trellis:2"])
+def test_windows_as_far_apart_as_float32_allows_survive(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantizer, shape = parse(spec), gaussian(9000) / 4
+    for large, small in ((1e38, 1e-45), (1e30, 1e-20), (1.0, 1e-33), (1.0, 1e-42)):
+        vector = np.where(np.arange(9000) < 4096, shape * np.float64(small), shape * np.float64(large)).astype(
+            np.float32
+        )
+        payload = quantizer.encode(vector, stream())
+        assert len(payload) <= quantizer.max_payload_bytes(9000)
+        decoded = quantizer.decode(payload, 9000)
+        error = np.square(decoded / large - vector / large)
+        assert error.sum() <= quantizer.omega(9000) * np.square(vector / large).sum(), small
+    monkeypatch.setattr(trellis, "kernels", SimpleNamespace(windows=plain))
+    assert quantizer.encode(vector, stream()) == payload
+    assert same_bits(quantizer.decode(payload, 9000), decoded)
+
+
 @pytest.mark.parametrize("rate", [0.5, 2, 4])
 def test_the_least_scale_has_less_error_for_short_vectors(rate: float) -> None:
     vector, server, client = gaussian(600), parse(f"trellis:{rate},scale=least"), parse(f"trellis:{rate}")

@@ -29,6 +29,7 @@ _GROUPS: Final = 16  # of a stream, at least
 _LEVEL_UNIT: Final = 1024
 _BITS_OF_E: Final = 1.4426950408889634  # log₂ e
 _NEVER: Final = 1e4  # bits; more than any encoder spends
+_FAINT: Final = 2.0**-110  # relative to the largest σ
 _PULL: Final = 4.0  # λ must move this many times the distance between tables for the rate to follow
 _NOTHING: Final = {
     "rate": 0.0, "error": math.inf, "place": 0.0, "lambda": 1.0, "levels": [0] * 7,
@@ -163,7 +164,8 @@ def cut(size: int) -> Cut:
 def spread(sigmas, windows):  # type: ignore[no-untyped-def]
     """From energies to σ of every group. Returns ‖x‖². If windows overlap, σ is a mean over rotations.
 
-    Kernels compile this function; the NumPy path calls it.
+    A group far below the largest counts as zero: float32 cannot hold both in one unit. Kernels compile this function;
+    the NumPy path calls it.
     """
     total, count = 0.0, sigmas.size
     for energy in sigmas:
@@ -173,8 +175,13 @@ def spread(sigmas, windows):  # type: ignore[no-untyped-def]
         moved = sigmas[count - 2] * ((width - windows[count - 2, 2]) / width)
         sigmas[count - 2] -= moved
         sigmas[count - 1] += moved
+    most = 0.0
     for group in range(count):
         sigmas[group] = math.sqrt(sigmas[group] / windows[group, 2])
+        most = max(most, sigmas[group])
+    for group in range(count):
+        if sigmas[group] < _FAINT * most:
+            sigmas[group] = 0.0
     return total
 
 

@@ -186,7 +186,7 @@ def encode_tensor(x: Vector, start: int, count: int, bits: int, out: Array, at: 
     if count == 0:
         return
     part = x[start : start + count]
-    low, high, top = float(part[np.argmin(part)]), float(part.max()), (1 << bits) - 1  # of two zeros, the first
+    low, high, top = float(part[part.argmin()]), float(part[part.argmax()]), (1 << bits) - 1  # of zeros, the first
     head[0] = low
     head[1] = min((high - low) / top, float(LARGEST))
     inverse = 1.0 / float(head[1]) if head[1] > 0 else 0.0
