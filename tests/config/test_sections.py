@@ -21,7 +21,15 @@ from qafel.errors import ConfigError
         ("timing.dropout=1", "timing.dropout"),
         ("timing.dropout=[0.5,-1]", "timing.dropout"),
         ("timing.duration_factors=[1.0,0.0]", "timing.duration_factors.1: input should be greater than 0"),
-        ("timing.arrivals=trace", "go together"),
+        ("timing.arrivals=trace", "set trace"),
+        ("timing.trace=a.csv", "trace is for arrivals = trace; found always-training"),
+        ("timing.rate=3", "rate is for arrivals = constant or poisson"),
+        ("timing.concurrency=3", "concurrency is for arrivals"),
+        ("timing.draw=without-replacement", "draw is for arrivals"),
+        ("timing.round_timeout=3", "round_timeout is for arrivals = rounds"),
+        ("timing.over_selection=1", "over_selection is for arrivals = rounds"),
+        ("timing.max_concurrency=10", "max_concurrency"),
+        ("timing.spread=0.1", "spread is for duration = log-normal or uniform"),
         ("zzz=3", "unknown key 'zzz'; known are"),
         ("algorithm.buffer_size=ten", "algorithm.buffer_size: input should be a valid integer, found 'ten'"),
         ("algorithm.buffer_size=0", "algorithm.buffer_size: input should be greater than or equal to 1, found 0"),
@@ -97,14 +105,30 @@ def test_a_concurrency_is_a_rate_times_the_mean_duration(law, mean):
 
 
 def test_rate_and_concurrency_exclude_each_other_and_the_later_one_counts(tmp_path):
+    with pytest.raises(ConfigError, match="exclude"):
+        Timing(arrivals="constant", rate=1.0, concurrency=2.0)
     with pytest.raises(ConfigError, match="concurrency"):
-        Timing(rate=1.0, concurrency=2.0)
-    with pytest.raises(ConfigError, match="concurrency"):
-        Timing(concurrency=2.0, duration="tests.custom_parts:Anything")
+        Timing(arrivals="constant", concurrency=2.0, duration="tests.custom_parts:Anything")
     assert load_recipe("cifar10-fedbuff", ["timing.rate=125.0"]).timing.rate == 125.0
     assert load_recipe("cifar10-fedbuff", ["timing.rate=125.0", "timing.concurrency=80"]).timing.rate != 125.0
     (tmp_path / "mine.toml").write_text('extends = "cifar10-fedbuff"\n[timing]\nrate = 7.0\n')
     assert load_recipe(str(tmp_path / "mine.toml")).timing.rate == 7.0
-    (tmp_path / "mine.toml").write_text("[timing]\nrate = 7.0\nconcurrency = 3\n")
-    with pytest.raises(ConfigError, match="concurrency"):
+    (tmp_path / "mine.toml").write_text('[timing]\narrivals = "constant"\nrate = 7.0\nconcurrency = 3\n')
+    with pytest.raises(ConfigError, match="exclude"):
         load_recipe(str(tmp_path / "mine.toml"))
+
+
+def test_another_law_drops_the_settings_that_it_does_not_read(tmp_path):
+    (tmp_path / "mine.toml").write_text('extends = "cifar10-fedbuff"\n[timing]\narrivals = "always-training"\n')
+    for config in (
+        load_recipe("cifar10-fedbuff", ["timing.arrivals=always-training"]),
+        load_recipe(str(tmp_path / "mine.toml")),
+    ):
+        assert config.timing == Timing()
+    same = load_recipe("cifar10-fedbuff").timing
+    assert load_recipe("cifar10-fedbuff", ["timing.arrivals=poisson"]).timing.rate == same.rate
+    assert load_recipe("cifar10-fedbuff", ["timing.arrivals=my.laws:Law"]).timing.rate == Timing().rate
+
+
+def test_a_huge_spread_is_no_error_of_arithmetic():
+    assert Timing(arrivals="constant", concurrency=2, duration="log-normal", spread=50).rate > 0

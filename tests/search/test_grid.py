@@ -42,7 +42,7 @@ def test_seeds_are_how_many_or_which(text, seeds):
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "", ",", "five", "1.5", "1-3"])
+@pytest.mark.parametrize("text", ["0", "-3", "", ",", "five", "1.5", "1-3", "20261119", "0,9223372036854775808"])
 def test_seeds_that_are_none_are_refused(text):
     with pytest.raises(ConfigError, match="`seeds`"):
         parse_seeds(text)
@@ -57,6 +57,13 @@ def test_python_values_are_settings():
     assert [(run.config.algorithm.client_lr, run.config.stop.uploads) for run in runs] == [(0.5, 9), (1.0, 9)]
     with pytest.raises(ConfigError, match="numbers"):
         as_settings({"algorithm.client_lr": object()})
+
+
+def test_a_concurrency_is_shown_as_it_was_set():
+    """The configuration states the rate that gives it."""
+    settings = {"timing.arrivals": ["constant"], "timing.concurrency": ["10", "20"]}
+    runs = grid(["mushrooms-fedbuff"], [0], settings)
+    assert [run.at for run in runs] == [{"timing.concurrency": 10}, {"timing.concurrency": 20}]
 
 
 def test_values_that_give_the_same_folder_are_told_apart():

@@ -138,6 +138,24 @@ def test_the_recipe_ends_at_the_budget_and_keeps_the_recipes_other_settings(plan
     assert Config.from_toml(recipe.to_toml(), "the plan") == recipe
 
 
+def test_the_recipe_of_a_time_budget_has_no_other_limit(folder):
+    stop = planned(folder, budget_s=100.0).recipe().stop
+    assert stop.model_dump(exclude_none=True) == {"virtual_time": 100.0, "at_target": False}
+
+
+def test_limits_that_end_the_recipe_before_its_target_are_reported(folder):
+    plan = planned(folder, target=0.02)
+    assert not any("limits" in said for said in caveats(plan))
+    short = SMALL.model_copy(update={"stop": SMALL.stop.model_copy(update={"uploads": 100})})
+    plan = replace(plan, request=request(config=short, target=0.02))
+    assert any("after 100 uploads, before the target" in said for said in caveats(plan))
+
+
+def test_a_candidate_that_is_given_twice_races_once():
+    twice = Candidates(["qsgd:4", "qsgd:4"], ["sign"], [5, 10, 5])
+    assert twice.pairs() == [Pair("qsgd:4", "sign", 5), Pair("qsgd:4", "sign", 10)]
+
+
 def test_received_bytes_count_what_starting_clients_download(folder, plan):
     received = planned(folder, budget_bytes=200_000, counted="received")
     assert received.recommended.run_uploads > plan.recommended.run_uploads
@@ -215,6 +233,13 @@ def test_a_plan_in_words_names_its_rounds_and_its_step_sizes(plan):
     assert "Theorem 3.1 admits" in theory(SMALL, TASK, plan.recommended)
     slower = replace(plan.recommended, within=False)
     assert any("No finalist" in said for said in caveats(replace(plan, recommended=slower)))
+
+
+def test_a_seed_beyond_64_bits_is_refused_before_any_run(tmp_path):
+    made = []
+    with pytest.raises(ConfigError, match="seed"):
+        planned(tmp_path, made, target=0.1, seed=2**63)
+    assert not made
 
 
 def test_only_recipes_with_a_hidden_state_are_planned():

@@ -30,6 +30,8 @@ def test_ranges_and_choices_are_told_apart():
     assert parsed("buffer_size=4, 8,16") == Choices((4, 8, 16))
     assert parsed("server_momentum=0.0:0.9:linear") == Range(0, 0.9)
     assert parsed("server_momentum=0,0.9") == Choices((0, 0.9))
+    assert parsed("clip_norm=1:4") == Range(1, 4), "the recipe sets none, and fractions are valid"
+    assert parsed("max_staleness=1:4") == Range(1, 4, whole=True)
     assert parsed("client_quantizer=qsgd:2,qsgd:4,none") == Choices(("qsgd:2", "qsgd:4", "none"))
 
 

@@ -66,10 +66,13 @@ def plan(
     recipe: RecipeName,
     byte_budget: Annotated[str | None, typer.Option(help="Bytes to spend at most, for example 200MB.")] = None,
     time_budget: Annotated[
-        str | None, typer.Option(help="Training time at most, for example 90min; it is the recipe's clock.")
+        str | None, typer.Option(help="Time to train at most, for example 90min, in the recipe's virtual time.")
     ] = None,
     client_budget: Annotated[
-        str | None, typer.Option(help="Bytes that a client may send and receive on average, for example 30MB.")
+        str | None,
+        typer.Option(
+            help="Bytes that a client may send and receive on average, for example 30MB. Implies --count received."
+        ),
     ] = None,
     target: TargetOption = None,
     count: Annotated[
@@ -175,7 +178,14 @@ def tune(
         list[str] | None,
         typer.Option(metavar="A.B=SPEC", help="A setting to search, as low:high, low:high:log or a,b,c; repeatable."),
     ] = None,
-    objective: Annotated[ObjectiveName, typer.Option(help="The cost to minimise.")] = "uploads",
+    objective: Annotated[
+        ObjectiveName,
+        typer.Option(
+            metavar="COST",
+            help="The cost to minimise: uploads, total-bytes, upload-bytes, broadcast-bytes, received-bytes, "
+            "virtual-time or metric.",
+        ),
+    ] = "uploads",
     target: TargetOption = None,
     trials: Annotated[int, typer.Option(min=1, help="The number of trials, with those in the folder.")] = 30,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,

@@ -164,7 +164,8 @@ def sweep(
         raise
     table = out / "table.csv"
     if json_output:
-        print_json({"runs": found.rows, "report": str(found.report), "table": str(table)})
+        page = None if found.report is None else str(found.report)
+        print_json({"runs": found.rows, "report": page, "table": str(table)})
     else:
         head, rows = found.over_seeds()
         console.print(figures_table("", *head, rows=rows, fold=True))

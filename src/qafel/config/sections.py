@@ -73,6 +73,8 @@ def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[st
         whole = read_table(recipes()[base], f"recipe {base}")
         if _names_custom_task(table.get("task")):
             del whole["task"]  # these settings belong to another task
+        if isinstance(timing := table.get("timing"), Mapping):
+            _drop_replaced(whole.get("timing", {}), timing)
         table = _merged(whole, table)
     for override in overrides:
         _override(table, override)
@@ -80,7 +82,7 @@ def read_table(text: str, source: str, overrides: Iterable[str] = ()) -> dict[st
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = {key: value for key, value in base.items() if _INSTEAD.get(key) not in changes}
+    merged = dict(base)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merged(merged[key], value) if both else value
@@ -97,13 +99,17 @@ def _override(table: dict[str, Any], override: str) -> None:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"expected a setting section.key=value, got {override!r}")
-    try:
-        read = parse_toml(f"v = {value}")["v"]
-    except ValueError:
-        read = value.strip()
-    put(table, keys, read, f"the setting {override}")
+    put(table, keys, read_value(value), f"the setting {override}")
     if keys == ["task", "name"] and _names_custom_task(table["task"]):
         table["task"] = {key: kept for key, kept in table["task"].items() if key in ("name", "arguments")}
+
+
+def read_value(text: str) -> Any:
+    """The value of a setting: TOML, or else the text itself."""
+    try:
+        return parse_toml(f"v = {text}")["v"]
+    except ValueError:
+        return text.strip()
 
 
 def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) -> None:
@@ -114,9 +120,17 @@ def put(table: dict[str, Any], keys: Sequence[str], value: object, source: str) 
             is_part = isinstance(table, str) and key not in ("name", "method")
             hint = f'; a part with arguments is {key}={{name="{table}", {keys[-1]}=…}}' if is_part else ""
             raise ConfigError(f"{source}: {key} is a value, not a section{hint}")
-    table[keys[-1]] = value
     if keys[:-1] == ["timing"]:
-        table.pop(_INSTEAD.get(keys[-1], ""), None)
+        _drop_replaced(table, {keys[-1]: value})
+    table[keys[-1]] = value
+
+
+def _drop_replaced(timing: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Drop settings that the changes replace, and those that another law in the changes does not read."""
+    for name in list(timing):
+        key, laws = _READ_BY.get(name, ("", ()))
+        if _INSTEAD.get(name) in changes or (key in changes and changes[key] not in laws):
+            del timing[name]
 
 
 _INSTEAD = {"rate": "concurrency", "concurrency": "rate"}
@@ -125,11 +139,14 @@ _WIDEST = 50.0
 """The largest spread: e^(spread·N(0, 1)) stays finite."""
 ARRIVALS = ("always-training", "constant", "poisson", "trace", "rounds")
 DURATIONS = ("half-normal", "log-normal", "uniform", "constant")
-_FOR_LAWS = {
-    "arrivals": (ARRIVALS, ("rate", "concurrency", "trace", "draw", "over_selection", "round_timeout")),
-    "duration": (DURATIONS, ("scale", "spread")),
+_READ_BY = {
+    **dict.fromkeys(("rate", "concurrency", "draw"), ("arrivals", ("constant", "poisson"))),
+    **dict.fromkeys(("over_selection", "round_timeout"), ("arrivals", ("rounds",))),
+    "trace": ("arrivals", ("trace",)),
+    "scale": ("duration", DURATIONS),
+    "spread": ("duration", ("log-normal", "uniform")),
 }
-"""Names of laws, and settings that apply to these laws only. A custom law takes arguments instead."""
+"""Settings of [timing] that only some laws read: the key of the law, and its names. Custom laws take arguments."""
 
 
 def _as_list(values: Any) -> Any:
@@ -215,13 +232,17 @@ class Timing(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if (self.arrivals == "trace") != (self.trace is not None):
-            raise ValueError('arrivals = "trace" and the trace file go together')
-        for law, (known, settings) in _FOR_LAWS.items():
-            is_custom = not isinstance(found := getattr(self, law), str) or found not in known
-            for name in settings if is_custom else ():
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name} is not for a custom law in {law}: give it to the law itself")
+        for name, (key, laws) in _READ_BY.items():
+            law = getattr(self, key)
+            is_read = isinstance(law, str) and law in laws
+            if not is_read and getattr(self, name) != type(self).model_fields[name].default:
+                shipped = isinstance(law, str) and law in (*ARRIVALS, *DURATIONS)
+                found = law if shipped else "a custom law, which takes arguments itself"
+                raise ValueError(f"{name} is for {key} = {' or '.join(laws)}; found {found}")
+        if self.arrivals == "trace" and self.trace is None:
+            raise ValueError('arrivals = "trace" needs a file: set trace')
+        if self.arrivals == "always-training" and self.max_concurrency is not None:
+            raise ValueError("max_concurrency would exclude some always-training clients forever: set other arrivals")
         if self.concurrency is not None:
             self._replace_concurrency()
         return self
@@ -232,9 +253,9 @@ class Timing(Section):
             raise ValueError("rate and concurrency exclude each other: give one of them")
         if not isinstance(self.duration, str) or self.duration not in DURATIONS:
             raise ValueError("concurrency needs the mean of a shipped duration law: give the rate")
-        factors = {"half-normal": math.sqrt(2 / math.pi), "log-normal": math.exp(self.spread**2 / 2)}
-        self.__dict__["rate"] = self.__dict__["concurrency"] / (self.scale * factors.get(self.duration, 1.0))
-        self.__dict__["concurrency"] = None
+        widening = math.exp(min(self.spread**2 / 2, 700.0))  # larger ones overflow
+        mean = self.scale * {"half-normal": math.sqrt(2 / math.pi), "log-normal": widening}.get(self.duration, 1.0)
+        self.__dict__.update(rate=self.__dict__["concurrency"] / mean, concurrency=None)
 
 
 class Evaluation(Section):

@@ -8,6 +8,7 @@ compared by the bytes (or time) that they spend to reach a level that all accept
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -74,7 +75,8 @@ class Candidates:
     buffers: Sequence[int]
 
     def pairs(self) -> list[Pair]:
-        return [Pair(up, down, size) for up in self.clients for down in self.servers for size in self.buffers]
+        """All pairs, each once."""
+        return list(dict.fromkeys(itertools.starmap(Pair, itertools.product(self.clients, self.servers, self.buffers))))
 
     def require_fit(self, layout: Layout) -> None:
         """Raise a ConfigError for a quantizer that does not suit its role."""
@@ -234,13 +236,12 @@ class BudgetPlan:
     def recipe(self) -> Config:
         """The recommended pair as a recipe, which ends at the budget or at the target."""
         request, config = self.request, self.request.config
-        stop = config.stop.model_dump(exclude_none=True)
+        stop: dict[str, Any] = {} if request.budget_s is None else {"virtual_time": request.budget_s}
         if request.budget_bytes is not None and request.counted == "total":
-            stop = {"total_bytes": int(request.budget_bytes)}
+            stop["total_bytes"] = int(request.budget_bytes)
         elif request.budget_bytes is not None:
-            stop = {"uploads": max(1, math.floor(self.recommended.run_uploads))}
-        if request.budget_s is not None:
-            stop["virtual_time"] = request.budget_s
+            stop["uploads"] = max(1, math.floor(self.recommended.run_uploads))
+        stop = stop or config.stop.model_dump(exclude_none=True)
         stop["at_target"] = request.target is not None
         evaluation = config.evaluation.model_copy(update={"target": request.target})
         aimed = config.model_copy(update={"evaluation": evaluation})
@@ -343,10 +344,10 @@ class _Race:
         every = min(max(evaluation_interval(config), pilot // _MOST), max(1, pilot // _FEWEST))
         evaluation = config.evaluation.model_dump(exclude_none=True) | {"unit": "uploads", "every": every}
         evaluation.pop("target", None)
-        made = with_pair(config, pair, config.name, stop={"uploads": uploads}, evaluation=evaluation)
+        made = with_pair(config, pair, config.name, stop={"uploads": uploads}, evaluation=evaluation, seed=seed)
         tag = f"{pair.client}-{pair.server}-{made.algorithm.catch_up}-k{pair.buffer_size}-every{every}"
         name = re.sub(r"[^\w.]+", "-", tag)
-        return RunSpec(str(pair), made.model_copy(update={"name": f"{config.name}-{name}", "seed": seed}))
+        return RunSpec(str(pair), made.model_copy(update={"name": f"{config.name}-{name}"}))
 
     def _covers(self, run: RunSpec) -> bool:
         """Whether the folder holds the run, or a longer one, or one that diverged."""
@@ -433,7 +434,7 @@ def caveats(plan: BudgetPlan) -> list[str]:
             times = best.uploads.middle / request.pilot_uploads
             text += f" The prediction extrapolates {times:.2g} times as far; its range spans the laws {laws}."
         else:
-            text += " The course does not lead there: no prediction of uploads."
+            text += " The pilot is too short, so there is no prediction of uploads."
         said.append(text + " Increase `pilot_uploads` to measure more.")
     elif request.target is None and best.run_uploads > 1.5 * request.pilot_uploads:
         times = best.run_uploads / request.pilot_uploads
@@ -441,6 +442,13 @@ def caveats(plan: BudgetPlan) -> list[str]:
     if not best.within and (request.target is None or math.isfinite(best.uploads.middle)):
         aim = "the allowed uploads" if request.target is None else f"{request.target:g} within the limits"
         said.append(f"No finalist is expected to reach {aim}. The recommended one comes nearest.")
+    uploads, total, time = best.run_uploads, best.spent.bytes_of("total"), best.spent.time
+    share = plan.recipe().stop.share_done(int(uploads / best.pair.buffer_size), int(uploads), int(total), time)
+    if request.target is not None and best.within and share > 1.01:
+        said.append(
+            f"The recipe's limits end the run after {human_count(round(uploads / share))} uploads, before the target. "
+            "Set larger limits in [stop]."
+        )
     return said
 
 

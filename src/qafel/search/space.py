@@ -12,14 +12,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, final, get_args
 
 from qafel.config import Config
-from qafel.config.sections import put
+from qafel.config.sections import put, read_value
 from qafel.errors import ConfigError
 from qafel.text import split_list
 
@@ -119,7 +118,9 @@ def parse_search(texts: Iterable[str], config: Config) -> Search:
             raise ConfigError(f"A `search` must be section.key=low:high[:log] or section.key=a,b,c; got {text!r}.")
         if path in search:
             raise ConfigError(f"{path} is given twice. Give it once.")
-        search[path] = _dimension(values, recipe_value(config, path))
+        field = type(config.algorithm).model_fields.get(path.removeprefix(SECTION))
+        is_float = isinstance(recipe_value(config, path), float) or (field and float in get_args(field.annotation))
+        search[path] = _dimension(values, whole=not is_float)
     search = search or dict(default_search(config))
     check_search(config, search)
     return search
@@ -177,20 +178,18 @@ def all_settings(search: Search) -> list[Settings] | None:
     return [dict(zip(search, chosen, strict=True)) for chosen in itertools.product(*counted)]
 
 
-def _dimension(text: str, value: object) -> Range | Choices:
+def _dimension(text: str, whole: bool) -> Range | Choices:
+    """A range or choices. `whole`: a range between whole numbers holds whole numbers only."""
     if match := _RANGE.fullmatch(text):
         low, high, scale = match.groups()
-        whole = low.isdecimal() and high.isdecimal() and not isinstance(value, float)
+        whole = whole and low.isdecimal() and high.isdecimal()
         return Range(float(low), float(high), log=scale == "log", whole=whole)
     return Choices(tuple(map(_value, split_list(re.sub(r"\s*,\s*", ",", text)))))
 
 
 def _value(text: str) -> Value:
     """The value as TOML, or as text, as in `--set`."""
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
+    value = read_value(text)
     return value if isinstance(value, bool | int | float | str) else text
 
 

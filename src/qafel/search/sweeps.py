@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from qafel import drawing
 from qafel.config import Config, load_recipe
+from qafel.config.sections import read_value
 from qafel.drawing.page import table
 from qafel.errors import ConfigError, DataError, OutputError, PartFailed, UserError
 from qafel.files import write_atomically, writing
@@ -46,6 +47,7 @@ Recipe: TypeAlias = str | Path | Mapping[str, Any]
 Settings: TypeAlias = Mapping[str, Sequence[str]]
 """The values of each setting by its path, as in `--set`: TOML or plain text."""
 
+_MOST_SEEDS = 10_000
 _LONGEST = 120  # letters of a name; folders of many file systems end at 255 bytes
 
 
@@ -244,12 +246,15 @@ def parse_seeds(text: str) -> list[int]:
 
 def seeds_of(seeds: object) -> list[int]:
     """The list of seeds that a number of seeds, or a list of them, means."""
-    if isinstance(seeds, int) and seeds > 0:
+    if isinstance(seeds, int) and 0 < seeds <= _MOST_SEEDS:
         return list(range(seeds))
     listed = list(seeds) if isinstance(seeds, Iterable) else []
-    if listed and all(isinstance(seed, Integral) for seed in listed):
+    if listed and all(isinstance(seed, Integral) and -(2**63) <= int(seed) < 2**63 for seed in listed):
         return list(dict.fromkeys(map(int, listed)))
-    raise ConfigError(f"`seeds` must be a number (5: seeds 0 to 4) or a list (3,7,9); got {seeds!r}.")
+    raise ConfigError(
+        f"`seeds` must be a number up to {_MOST_SEEDS:,} (5: seeds 0 to 4) or a list of 64-bit numbers (3,7,9; one "
+        f"seed: 7,); got {seeds!r}."
+    )
 
 
 def parse_settings(texts: Iterable[str]) -> Settings:
@@ -300,7 +305,7 @@ def grid(recipes: Sequence[Recipe], seeds: Sequence[int], settings: Settings) ->
             name = _short("-".join((base, *(f"{_key(path, varied)}={value}" for path, value in varied.items()))))
             if any(run.config.name == name for run in runs):
                 name = f"{name}-{_digest(repr((base, varied)))}"
-            at = {path: _shown(config.value(path)) for path in varied}
+            at = {path: _shown(config.value(path), text) for path, text in varied.items()}
             runs += [RunSpec(base, config.model_copy(update={"name": name, "seed": seed}), at) for seed in seeds]
     return runs
 
@@ -349,9 +354,13 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _shown(value: Any) -> Any:
-    """A setting's value for a table. A custom part appears as its call."""
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+def _shown(value: Any, text: str) -> Any:
+    """A setting's value for a table: the text that set it if the configuration states another setting instead.
+
+    A custom part appears as its call.
+    """
+    value = read_value(text) if value is None else value
+    return value if isinstance(value, str | int | float) else str(value)
 
 
 def require_sound(runs: Iterable[RunSpec]) -> list[str]:
