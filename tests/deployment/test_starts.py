@@ -317,6 +317,35 @@ def test_a_request_that_another_process_replaced_is_sent_again(
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("catch_up", ["exact", LINK])
+def test_a_client_that_waits_for_a_lost_server_finds_a_new_run_of_the_same_name(
+    catch_up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a secured broker, where nobody answers requests that are signed for the lost run."""
+    monkeypatch.setattr(starts, "_ANSWER_S", 1000.0)
+    config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "catch_up": catch_up}})
+
+    async def check(keys: Path) -> None:
+        access = Access.of(None, keys / "server")
+        async with contextlib.AsyncExitStack() as stack:
+            async with serving(tmp_path / "old", access, config, SETTINGS):
+                own = Access.of(None, keys / "clients" / "0")
+                client = await stack.enter_async_context(taking_part(tmp_path, own, 0, settings=PATIENT))
+            follower = client.follower
+            follower.ready, follower._head = False, 1  # it needs something from the lost server
+            follower._wake.set()
+            await until(lambda: not follower._wake.is_set())
+            settings = replace(SETTINGS, take_over=True)
+            server = await stack.enter_async_context(serving(tmp_path / "new", access, config, settings))
+            run_id = server.ledger.run_id
+            assert await client.until(lambda: follower.ready and follower.held_run_id == run_id, 60)
+
+    port = free_port()
+    keys = BrokerFolder.init(tmp_path / "broker", 1, port=port, sync="2m").path
+    with LocalBroker(keys, port=port):
+        asyncio.run(check(keys))
+
+
 @pytest.mark.parametrize("head", ["", "1 2 3", "1 2 3 4 5 6 7", "-1 2 3 4 5 6", "1 2 3 4 5 x", "1" * 30 + " 2 3 4 5 6"])
 def test_a_reply_with_another_head_is_refused(head: str) -> None:
     with pytest.raises(MessageError):

@@ -146,10 +146,10 @@ class Follower:
         pause_s = 0.05
         while True:
             self._wake.clear()
-            if self._check_agreement:
-                await self._find_new_run(broker)
-            while self._is_behind():
-                if await self._move(broker):
+            while self._check_agreement or self._is_behind():
+                if self._check_agreement:
+                    await self._find_new_run(broker)
+                elif await self._move(broker):
                     pause_s = 0.05
                 else:  # the server has not refilled the broker yet
                     await asyncio.sleep(pause_s)
@@ -432,6 +432,7 @@ class Follower:
             # An old run of this name, or a new one, which has a higher epoch. Clocks may be wrong.
             if beat > self._last_beat:
                 self._last_beat, self._check_agreement = beat, True
+                self.starts.ask_again()
                 self._wake.set()
             else:
                 self.ignored["another-run"] += 1
