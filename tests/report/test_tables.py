@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qafel.report import render_report
+from qafel.runs.live import LiveState, write_live
 from qafel.runs.reading import Run
 from tests.browser import own_html
 
@@ -115,10 +116,11 @@ def test_a_run_that_broke_off_is_not_praised_for_few_bytes(make_run):
 
 
 def test_of_killed_runs_alone_the_best_accuracy_is_the_highest(make_run):
-    task = {"task": {"name": "cifar10"}}
-    worse = Run.load(make_run("worse", finished=False, metric=[0.1, 0.3, 0.25], config=task))
-    better = Run.load(make_run("better", finished=False, metric=[0.1, 0.6, 0.5], config=task))
-    page = own_html(render_report([worse, better]))
+    metrics = {"worse": [0.1, 0.3, 0.25], "better": [0.1, 0.6, 0.5]}
+    paths = [make_run(name, finished=False, metric=metric) for name, metric in metrics.items()]
+    for path in paths:
+        write_live(path, LiveState(status="stopped", at=1.0, version=2, metric_name="accuracy", metric_goal="max"))
+    page = own_html(render_report([Run.load(path) for path in paths]))
     assert "Highest final accuracy: <strong>better</strong> with 0.500." in page
     assert "<td>0.500</td><td>0.600</td>" in page
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 
-from qafel.config.tasks import TASKS
 from qafel.errors import DataError
-from qafel.runs.reading import Run, run_directories
-from qafel.tasks import Mushrooms, Quadratic, SyntheticLogistic
+from qafel.report import best_of
+from qafel.runs import reading
+from qafel.runs.live import LIVE_FILE, LiveState, write_live
+from qafel.runs.reading import Run, read_rows, run_directories
 
 
 def test_a_run_comes_back_as_it_was_written(make_run):
@@ -45,16 +47,48 @@ def test_an_unfinished_run_loads_with_its_last_row_for_a_summary(make_run):
     assert run.number("metric_final") == 0.1
     assert run.number("server_steps") == 1
     assert run.number("uploads") == 10
-    assert run.staleness_histogram.sum() == 9
+    assert run.staleness_histogram.tolist() == [2, 4, 6, 4, 2]
 
 
-@pytest.mark.parametrize("task", [*TASKS, "one of my own"])
-def test_an_unfinished_run_has_the_metric_of_its_task(make_run, task):
-    run = Run.load(make_run(metric=[0.1, 0.6, 0.5], finished=False, config={"task": {"name": task}}))
-    stated = run.summary.get("metric_name"), run.summary.get("metric_goal")
-    neural = ("accuracy", "max") if task in ("cifar10", "celeba", "shakespeare") else (None, None)
-    made = {"mushrooms": Mushrooms, "quadratic": Quadratic, "logistic": SyntheticLogistic}.get(task)
-    assert stated == ((made.metric_name, made.metric_goal) if made else neural)
+def test_the_staleness_of_an_unfinished_run_is_that_of_all_its_rows(make_run):
+    path = make_run(finished=False, metric=[0.6, 0.5, 0.4])
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line, histogram in zip(lines, ([], [10], [0, 6, 0, 4]), strict=True):
+        line["staleness_histogram"] = histogram
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = Run.load(path)
+    assert run.staleness_histogram.tolist() == [10, 6, 0, 4]
+    assert (run.number("staleness_mean"), run.number("staleness_max")) == (18 / 20, 3)
+
+
+def test_an_unfinished_run_of_a_custom_task_has_its_metric_and_goal(make_run):
+    path = make_run(metric=[0.1, 0.6, 0.5], finished=False, config={"task": {"name": "mine"}})
+    assert Run.load(path).goal == "min", "unknown"
+    write_live(path, LiveState(status="stopped", at=1.0, version=2, metric_name="F1", metric_goal="max"))
+    run = Run.load(path)
+    assert (run.summary["metric_name"], run.goal) == ("F1", "max")
+    assert best_of(run, run.goal) == 0.6
+    (path / LIVE_FILE).write_text("damaged")
+    assert Run.load(path).number("metric_final") == 0.5
+
+
+def test_a_run_that_ends_while_it_is_read_is_whole_or_unfinished(make_run, monkeypatch):
+    path = make_run(metric=[0.68, 0.1, 0.01], target=0.05)
+    rows, summary = ((path / name).read_bytes() for name in ("metrics.jsonl", "summary.json"))
+    (path / "summary.json").unlink()
+    (path / "metrics.jsonl").write_bytes(b"".join(rows.splitlines(keepends=True)[:2]))
+
+    def ends(file):
+        found = read_rows(file)
+        file.write_bytes(rows)
+        (path / "summary.json").write_bytes(summary)
+        return found
+
+    monkeypatch.setattr(reading, "read_rows", ends)
+    found = Run.load(path)
+    assert (found.finished, found.number("uploads")) == (False, 10)
+    monkeypatch.undo()
+    assert Run.load(path).at_target(Run.load(path).column("uploads")) == 20
 
 
 def test_a_config_whose_task_is_no_table_still_loads(make_run):

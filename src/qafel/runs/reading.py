@@ -10,7 +10,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, final, get_type_hints
 
@@ -23,8 +26,8 @@ from qafel.errors import DataError, NothingToShow
 from qafel.files import open_regular
 from qafel.lazy import require_installed
 from qafel.runs.directory import damaged_config, read_toml
-from qafel.runs.live import read_summary
-from qafel.runs.progress import Row, bounded, fault_of, meets
+from qafel.runs.live import LiveState, read_live, read_summary
+from qafel.runs.progress import Row, bounded, fault_of, histogram_mean, meets
 from qafel.tasks.protocol import Goal
 from qafel.text import UNKNOWN, cut, printable
 
@@ -38,12 +41,6 @@ _DECLARED: dict[str, Any] = {
 }
 _ROW = TypeAdapter(create_model("RowRecord", __config__=ConfigDict(extra="allow"), **_DECLARED))
 """A line of metrics.jsonl: the fields of a `Row`, each optional, and any figures of its task."""
-
-_METRICS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("mushrooms", "quadratic", "logistic"), ("f(x) − f*", "min")),
-    **dict.fromkeys(("cifar10", "celeba", "shakespeare"), ("accuracy", "max")),
-}
-"""Metric and goal of each task, for runs without a summary. Asking the task itself would load torch."""
 
 
 def run_directories(path: Path) -> list[Path]:
@@ -162,17 +159,33 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def summary_so_far(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the last row of an unfinished run under the names of a summary, with its task's metric and goal."""
+def summary_so_far(
+    row: Mapping[str, Any], staleness: list[int], config: Mapping[str, Any], live: LiveState | None
+) -> dict[str, Any]:
+    """Return the last row of an unfinished run under the names of a summary.
+
+    staleness   the histogram of all rows; a row has the updates since the row before
+    live        the run's live state, which knows the task's metric and goal
+    """
     renamed = {"metric": "metric_final", "version": "server_steps"}
     summary = {renamed.get(key, key): value for key, value in row.items()}
-    task = config.get("task")
-    if isinstance(task, Mapping) and (metric := _METRICS.get(str(task.get("name")))) is not None:
-        summary["metric_name"], summary["metric_goal"] = metric
+    summary |= {
+        "staleness_histogram": staleness,
+        "staleness_mean": histogram_mean(staleness),
+        "staleness_max": max(0, len(staleness) - 1),
+    }
+    if live is not None:
+        summary |= {"metric_name": live.metric_name, "metric_goal": live.metric_goal}
     evaluation = config.get("evaluation")
     if isinstance(evaluation, Mapping):
         summary["target"] = evaluation.get("target")
     return summary | {key: config[key] for key in ("task", "algorithm", "seed") if key in config}
+
+
+def add_staleness(counts: list[int], row: Mapping[str, Any]) -> list[int]:
+    """Return the sum of a staleness histogram and that of a row."""
+    more = row.get("staleness_histogram") or ()
+    return [one + other for one, other in zip_longest(counts, more, fillvalue=0)]
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
@@ -220,12 +233,18 @@ class Run:
             message = f"{path} is not a run directory: choose one that `qafel run` wrote"
             # A path that does not exist is a mistake, not something to leave out.
             raise NothingToShow(message, "no run directory") if os.path.lexists(path) else DataError(message)
-        config = read_config(path)
+        config, summary = read_config(path), None
+        with suppress(FileNotFoundError):
+            summary = read_summary(path)  # before the rows: all of them are there once it is
         rows = read_rows(path / "metrics.jsonl")
+        if summary is not None:
+            return Run.of(path, config, summary, columns_of(rows))
         try:
-            return Run.of(path, config, read_summary(path), columns_of(rows))
-        except FileNotFoundError:
-            return Run.of(path, config, summary_so_far(rows[-1], config), columns_of(rows), finished=False)
+            live = read_live(path)
+        except DataError:
+            live = None
+        so_far = summary_so_far(rows[-1], reduce(add_staleness, rows, []), config, live)
+        return Run.of(path, config, so_far, columns_of(rows), finished=False)
 
     @staticmethod
     def of(

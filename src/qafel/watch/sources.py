@@ -9,20 +9,20 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, final
 
 import numpy as np
 
 from qafel.errors import DataError
-from qafel.runs.live import LIVE_FILE, LiveState, Rate, read_live, read_summary, shorten
+from qafel.runs.live import LIVE_FILE, LiveState, Rate, read_live, read_summary
 from qafel.runs.progress import meets
 from qafel.runs.reading import (
     BYTES,
     Column,
     RowReader,
     Run,
+    add_staleness,
     is_moved_aside,
     is_run_directory,
     natural_order,
@@ -197,8 +197,7 @@ class Columns:
     def add(self, row: Mapping[str, Any]) -> None:
         for name, values in self._values.items():
             values.append(number_of(row.get(name)))
-        counts = shorten(row.get("staleness_histogram") or ())
-        self.staleness = [a + b for a, b in zip_longest(self.staleness, counts, fillvalue=0)]
+        self.staleness = add_staleness(self.staleness, row)
         self.last = row
 
     def halve(self) -> None:
@@ -265,8 +264,8 @@ class FollowedRun:
         """The run according to its files. `problem` describes damaged files."""
         if self._changed("config.toml", read_config) or self._rows.is_shorter():
             self._begin()
+        self._changed("summary.json", read_summary)  # before the rows: all of them are there once it is
         self._changed("metrics.jsonl", self._take_rows)
-        self._changed("summary.json", read_summary)
         self._changed(LIVE_FILE, read_live)
         finished = self._content["summary.json"] is not None
         live = None if finished else self._content[LIVE_FILE]
@@ -286,7 +285,7 @@ class FollowedRun:
         history = self._columns.history()
         if summary is not None:
             return Run.of(self.path, config, summary, history)
-        so_far = summary_so_far(self._columns.last, config) | {"staleness_histogram": self._columns.staleness}
+        so_far = summary_so_far(self._columns.last, self._columns.staleness, config, live)
         return Run.of(self.path, config, so_far | ({} if live is None else _of_live(live)), history, finished=False)
 
 
