@@ -9,7 +9,7 @@ from qafel.drawing.chart import Panel
 from qafel.runs import Spread
 from qafel.search import RunSpec
 from qafel.text import human_bytes, human_count
-from reproduction.comparison import EntryRuns, best_accuracy, target_ratio, to_target, traffic
+from reproduction.comparison import EntryRuns, Paired, best_accuracy, if_comparable, target_ratio, to_target, traffic
 from reproduction.display import Table, TableColumn, accuracy_panel, three_digits
 from reproduction.entry import Claim, Entry, Extent, Verdict, repeated, uploads_limit
 from reproduction.neural import FEDBUFF, QAFEL, RECEIVED, RECEIVED_NOTE
@@ -44,7 +44,8 @@ SENT = to_target(traffic)
 
 
 def _times_fewer(measured: EntryRuns, runs: EntryRuns) -> Spread:
-    return Spread.of(theirs / ours for ours, theirs in runs.paired(SENT, measured.of(FEDBUFF)))
+    pairs: Paired = if_comparable(lambda: runs.paired(SENT, measured.of(FEDBUFF)), [])
+    return Spread.of(theirs / ours if math.isfinite(ours) else math.nan for ours, theirs in pairs)
 
 
 def _table(measured: EntryRuns) -> Table:
