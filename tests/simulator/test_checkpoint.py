@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qafel import algorithm
@@ -16,7 +18,9 @@ from qafel.runs.checkpoints import read_checkpoint, write_checkpoint
 from qafel.runs.directory import CHECKPOINT
 from qafel.runs.progress import Evaluation, Progress
 from qafel.simulator import ConstantRate, Network, Rounds, Simulation, Timing
+from qafel.simulator import simulation as simulation_module
 from qafel.simulator.checkpoint import restore_simulation, save_simulation
+from qafel.simulator.simulation import job_of
 from qafel.tasks import Quadratic
 from tests.command import qafel_here
 from tests.crafted import other_arrays, other_values, with_array, with_value
@@ -42,9 +46,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "error feedback": {"method": "error-feedback"},
     "fedavg": {"method": "fedavg"},
     "cafe": {"method": "cafe", "client_quantizer": "sign", "max_staleness": 6},
+    "early": {"method": "qafel", **BITS},
 }
 IN_ROUNDS = {"mcm", "fedavg"}
-ALL_VALUES = {"qafel", "link", "fedavg"}
+EARLY = {"early"}
+"""Clients train when they start, as those of large models do."""
+ALL_VALUES = {"qafel", "link", "fedavg", "early"}
 """The values of events, counters and traffic do not depend on the method otherwise."""
 
 
@@ -53,7 +60,9 @@ def new(method: str, seed: int = 3) -> Simulation:
     arrivals = Rounds(timeout=3.0) if method in IN_ROUNDS else ConstantRate(rate=12.0)
     network = Network(upload_rate=1e4, download_rate=1e4)
     timing = Timing(arrivals=arrivals, dropout=0.1, network=network)
-    return Simulation(Quadratic(CLIENTS, SIZE), algorithm.method(settings.pop("method"), **settings), timing, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation_module, "LARGE_BYTES", -(10**9) if method in EARLY else 1 << 24)
+        return Simulation(Quadratic(CLIENTS, SIZE), algorithm.method(settings.pop("method"), **settings), timing, seed)
 
 
 def progress() -> Progress:
@@ -125,6 +134,42 @@ def test_a_resumed_run_ends_at_the_same_time_although_the_law_stopped_jobs() -> 
         restore_simulation(save_simulation(simulation, progress()), resumed, progress())
         assert ended(resumed, virtual_time) == ended(simulation, virtual_time)
     assert simulation.stopped > 100
+
+
+def test_clients_of_large_models_train_early_to_equal_bits_and_keep_no_start() -> None:
+    early, late = new("early"), new("qafel")
+    early.begin()
+    late.begin()
+    for _ in range(EVENTS + 60):
+        assert early.advance() == late.advance()
+    assert early.server.model.tobytes() == late.server.model.tobytes()
+    assert early.traffic == late.traffic
+    jobs = [job for event in early.clock.events() if (job := job_of(event)) is not None]
+    assert jobs
+    assert all(job.start is None for job in jobs)
+    assert early.uploads.keys() <= {job.number for job in jobs}
+
+
+class Failing(Quadratic):
+    """The training of the client that starts as number 40 fails."""
+
+    def train(self, client, start, local, stream):
+        self.trained = getattr(self, "trained", 0) + 1
+        return super().train(client, start, local, stream) * (np.inf if self.trained >= 40 else 1)
+
+
+def test_an_update_that_fails_early_is_reported_when_it_is_due(monkeypatch) -> None:
+    """A run that ends before an update is due does not fail by it."""
+    monkeypatch.setattr(simulation_module, "LARGE_BYTES", -(10**9))
+    made = algorithm.method("qafel", **BITS, server_lr=0.1, client_lr=0.05, local_steps=2, buffer_size=5)
+    failing = Simulation(Failing(CLIENTS, SIZE), made, Timing(arrivals=ConstantRate(rate=12.0)), 3)
+    failing.begin()
+    while failing.starts < 40:
+        failing.advance()
+    uploads = failing.traffic.uploads
+    with pytest.raises(NonFiniteVector):
+        deque(iter(failing.advance, None))
+    assert failing.traffic.uploads > uploads
 
 
 EXTRA = ("extra", "server.extra", "start.vector", "job.h", "server.memory")

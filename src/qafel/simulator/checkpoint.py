@@ -1,7 +1,7 @@
 """Save a simulation between two events, and restore it.
 
-Uploads of clients in flight are not saved: after a resume, their jobs are trained again. Everything is checked before
-it is restored.
+Uploads of clients in flight are not saved, except those of jobs that trained early: after a resume, the other jobs are
+trained again. Everything is checked before it is restored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Checkpoint, HiddenState, restore_server, save_server
 from qafel.algorithm.catch_up import Link
+from qafel.algorithm.messages import Kind, Message
 from qafel.algorithm.state import Expected, Rows, inside, pack, require_arrays, require_vectors, restore_, state_of
-from qafel.errors import DataError
+from qafel.errors import DataError, MessageError
 from qafel.runs.progress import Amount, Count, Progress, Traffic, fault_of
 from qafel.simulator.executors.jobs import Job
 from qafel.simulator.simulation import Arrive, Deliver, Dropout, Event, Simulation, Timeout, job_of
 
-_SERVER, _JOB, _START = "server.", "job.", "start."
+_SERVER, _JOB, _START, _UPLOAD = "server.", "job.", "start.", "start.upload"
 _VECTOR, _MEMORY, _LINKS, _INITIAL = (f"{_START}{name}" for name in ("vector", "memory", "links", "initial"))
 _NOT_SAVED = ("evaluation", "goal", "began")
 
@@ -33,8 +34,8 @@ class _SavedJob(NamedTuple):
     number: Count
     client: Count
     sequence: Count
-    start: Count
-    """The key of the hidden state that it started from."""
+    start: Count | None
+    """The key of the hidden state that it started from. None: it has trained early, and its upload is saved."""
     version: Count
     """Of that hidden state."""
     weight: Amount
@@ -115,7 +116,8 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
     server, (arrays, rows) = save_server(simulation.server), pack(state_of({"fleet": simulation.fleet}))
     arrays |= {f"{_SERVER}{name}": array for name, array in server.arrays.items()}
     rows |= {f"{_SERVER}{name}": table for name, table in server.rows.items()}
-    rows |= {name: Rows() for name in (_VECTOR, _MEMORY, *(f"{_JOB}{name}" for name in simulation.fleet.new_memory))}
+    tables = _VECTOR, _MEMORY, _UPLOAD, *(f"{_JOB}{name}" for name in simulation.fleet.new_memory)
+    rows |= {name: Rows() for name in tables}
     if simulation.links is not None:
         arrays[_INITIAL] = simulation.links.initial.vector
         rows[_LINKS] = Rows({client: link.base for client, link in simulation.links.memory.items()}, np.float32)
@@ -125,7 +127,10 @@ def save_simulation(simulation: Simulation, progress: Progress) -> Checkpoint:
         if job is not None and simulation.is_stopped(job):
             continue
         entries.append([time, priority, serial, type(event).__name__, list(_fields_of(event, simulation))])
-        if job is not None and (start := job.start) is not None:
+        if job is not None and job.start is None:
+            made = event.made if isinstance(event, Deliver) else None
+            rows[_UPLOAD][job.number] = simulation.uploads[job.number] if made is None else made.upload
+        elif job is not None and (start := job.start) is not None:
             key = _key(start, job, simulation)
             rows[_VECTOR][key] = start.vector
             if start.memory is not start.vector:
@@ -162,7 +167,8 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
         ]
         kept = _restored_progress(saved, progress)
         jobs = [event for *_, event in events if isinstance(event, _SavedJob)]
-        starts = _starts(rows, {job.start: job.version for job in jobs}, simulation)
+        starts = _starts(rows, {job.start: job.version for job in jobs if job.start is not None}, simulation)
+        uploads = _uploads(rows, [job for job in jobs if job.start is None], simulation)
         simulation.fleet.require_memories(in_flight := inside(_JOB, rows), {job.number for job in jobs})
         fleet = {name: array for name, array in arrays.items() if not name.startswith((_SERVER, _START))}
         tables = {name: table for name, table in rows.items() if not name.startswith((_SERVER, _JOB, _START))}
@@ -176,7 +182,7 @@ def restore_simulation(checkpoint: Checkpoint, simulation: Simulation, progress:
     simulation.background.hidden_state = simulation.server.hidden_state  # at both ends the same, between two events
     for name, count in saved.counters:
         setattr(simulation, name, count)
-    simulation.traffic = saved.traffic
+    simulation.traffic, simulation.uploads = saved.traffic, uploads
     simulation.clock.restore(
         saved.now,
         saved.serial,
@@ -240,6 +246,22 @@ def _starts(rows: Mapping[str, Rows], keys: Mapping[int, int], simulation: Simul
     }
 
 
+def _uploads(rows: Mapping[str, Rows], jobs: list[_SavedJob], simulation: Simulation) -> dict[int, bytes]:
+    """The uploads of jobs that trained early, by number."""
+    table, quantizer = rows.get(_UPLOAD), simulation.algorithm.client_quantizer
+    if table is None or set(table) != {job.number for job in jobs}:
+        raise DataError("the uploads of clients in flight do not fit their jobs")
+    for job in jobs:
+        try:
+            message = Message.from_bytes(table[job.number])
+            message.check(Kind.UPLOAD, simulation.task.layout.size, quantizer)
+        except (MessageError, TypeError) as error:
+            raise DataError(f"an upload of a client in flight is damaged ({error})") from None
+        if (message.sender, message.sequence, message.version) != (job.client, job.sequence, job.version):
+            raise DataError("an upload of a client in flight is another client's")
+    return {number: bytes(upload) for number, upload in table.items()}
+
+
 def _require_consistent(saved: Saved, events: list[Any], jobs: list[_SavedJob], simulation: Simulation) -> None:
     """Raise `DataError` if events name unknown clients, or counts contradict each other."""
     clients, counters, sequences = simulation.task.clients, saved.counters, simulation.fleet.sequences
@@ -271,17 +293,16 @@ def _restored_progress(saved: Saved, progress: Progress) -> dict[str, Any]:
 def _fields_of(event: Event, simulation: Simulation) -> _Fields:
     if isinstance(event, Job | Deliver):
         job = event if isinstance(event, Job) else event.job
-        assert job.start is not None
-        key = _key(job.start, job, simulation)
-        return _SavedJob(job.number, job.client, job.sequence, key, job.start.version, job.weight, job.steps)
+        key = None if job.start is None else _key(job.start, job, simulation)
+        return _SavedJob(job.number, job.client, job.sequence, key, job.version, job.weight, job.steps)
     return event
 
 
 def _event(kind: str, saved: _Fields, starts: Mapping[int, HiddenState], memories: Mapping[str, Rows]) -> Event:
     if not isinstance(saved, _SavedJob):
         return saved
-    number, client, sequence, start, _, weight, steps = saved
-    state = starts[start]
+    number, client, sequence, start, version, weight, steps = saved
+    state = None if start is None else starts[start]
     memory = {name: rows[number] for name, rows in memories.items()}
-    job = Job(number, client, sequence, state.version, weight, steps, memory, state)
+    job = Job(number, client, sequence, version, weight, steps, memory, state)
     return job if kind == "Job" else Deliver(job, None)

@@ -12,7 +12,7 @@ from qafel.algorithm import Algorithm, Client, HiddenState, Made, Means, Message
 from qafel.algorithm.catch_up import Links, own_start
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.config import Timing
-from qafel.errors import ConfigError, MessageError, RejectedUpload, StaleUpload, Stalled
+from qafel.errors import ConfigError, MessageError, QafelError, RejectedUpload, StaleUpload, Stalled
 from qafel.params import Vector
 from qafel.parts import errors_of, raise_part_failed
 from qafel.runs.progress import Amount, Count, Traffic
@@ -103,6 +103,8 @@ def job_of(event: Event) -> Job | None:
     return event if isinstance(event, Job) else event.job if isinstance(event, Deliver) else None
 
 
+LARGE_BYTES = 1 << 24
+"""A client trains when it starts, to free its start, if that exceeds four uploads by so many bytes."""
 _AFTER_ALL_ELSE = 1
 PROVIDED = Needs(*(True for _ in Needs._fields))
 """The simulator runs every method. Rounds, continuing and corrections depend on timing and task."""
@@ -173,6 +175,10 @@ class Simulation:
         self._one_at_a_time = self._memory and not self._rejects_earlier_rounds
         waits = self._memory or algorithm.needs.continues or self._abandon_after is not None
         self._after_receipt = waits and always
+        saved = 4 * size - 4 * algorithm.client_quantizer.max_payload_bytes(size)
+        self._trains_early = saved >= LARGE_BYTES and not waits and not self.executor.looks_ahead
+        self.uploads: dict[int, bytes] = {}
+        """Uploads of jobs that have trained early, by number."""
         self._ahead: list[tuple[float, int, Job]] = []
         self._rejected = 0
         """Rejected uploads in a row."""
@@ -198,7 +204,7 @@ class Simulation:
                 self.busy.add(job.client)
             if isinstance(job, Job) and self._abandon_after is not None:
                 self._running.setdefault(job.version, {})[job.number] = job
-            if isinstance(event, Job):
+            if isinstance(event, Job) and event.start is not None:
                 self.train_ahead_of(time, event)
         self.follow_arrivals()
 
@@ -221,7 +227,7 @@ class Simulation:
             case Job() as job:
                 return self._finish_training(job)
             case Deliver(job, made):
-                return self._deliver(job, self.executor.result(job) if made is None else made)
+                return self._deliver(job, self._result(job) if made is None else made)
             case Arrive(client, duration):
                 self._start(client, duration)
                 self._schedule_arrival()
@@ -256,11 +262,23 @@ class Simulation:
                 self.executor.submit(job)
 
     def _finish_training(self, job: Job) -> bool:
-        made = self.executor.result(job)
+        made = self._result(job)
         if self.timing.network is None:
             return self._deliver(job, made)
         self.clock.schedule(self.timing.network.upload_time(job.client, len(made.upload)), Deliver(job, made))
         return False
+
+    def _train_early(self, job: Job) -> Job:
+        """Train now, and free the start. An error is raised when the job is due."""
+        try:
+            self.uploads[job.number] = self.executor.result(job).upload
+        except QafelError:
+            return job
+        return job.detached()
+
+    def _result(self, job: Job) -> Made:
+        upload = self.uploads.pop(job.number, None)
+        return self.executor.result(job) if upload is None else Made(upload, job.memory)
 
     def _schedule_arrival(self) -> None:
         with errors_of("the arrival law"):
@@ -324,6 +342,8 @@ class Simulation:
         weight = self._weights[client] if self._weights else 1.0
         memory = self.fleet.memory(client) if self._memory else {}
         job = Job(number, client, sequence, start.version, weight, steps, memory, start)
+        if self._trains_early:
+            job = self._train_early(job)
         delay = download + duration
         self.clock.schedule(delay, job)
         if self._abandon_after is not None:

@@ -38,7 +38,7 @@ class Job(NamedTuple):
     memory: State
     """The client rule's, when the client started."""
     start: HiddenState | None
-    """None while a job travels to a worker, because its vectors travel separately."""
+    """None while a job travels to a worker, because its vectors travel separately, and once a job has trained early."""
 
     def detached(self) -> Job:
         """The job without its start."""
