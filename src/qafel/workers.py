@@ -175,11 +175,6 @@ class Workers(Generic[Work, Value]):
                 worker.process.join()
         self._workers.clear()
 
-    @property
-    def busy(self) -> int:
-        """The number of workers that have work."""
-        return sum(bool(worker.pending) for worker in self._workers)
-
     def give(self, work: Work, at_most: int = 1) -> bool:
         """Give work to the least busy worker. False, without effect, if each has `at_most` pieces already."""
         worker = min(self._workers, key=lambda worker: len(worker.pending))

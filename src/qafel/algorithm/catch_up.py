@@ -278,13 +278,12 @@ class Links:
         self.memory[client] = Link(state.vector, state.digest)
 
     def _base(self, client: int, digest: int, makes_initial: bool) -> tuple[Vector, int, Quantizer]:
-        link = self.memory.get(client)
-        if link is not None and digest not in (0, self.initial.digest, self._zero.digest):
+        link, origins = self.memory.get(client), (self.initial.digest, self._zero.digest)
+        if link is not None and digest not in (0, *origins):
             if digest == link.digest:
                 return link.base, digest, self._link
             if link.message and (message := Message.from_bytes(link.message)).digest == digest:
-                codec, _ = expectations(self._link, link.base.size)
-                moving = self._link if message.codec == codec and link.digest != self.initial.digest else self._first
+                moving = self._first if link.digest in origins else self._link
                 return _moved(link.base, message.payload, moving, 0).vector, digest, self._link
         base = self.initial if makes_initial else self._zero
         return base.vector, base.digest, self._first

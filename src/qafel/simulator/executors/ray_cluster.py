@@ -43,14 +43,7 @@ class RayCluster(Executor):
 
     looks_ahead = True
 
-    def __init__(
-        self,
-        workers: int,
-        make_task: Callable[[], Task],
-        algorithm: Algorithm,
-        seed: int,
-        address: str | None = None,
-    ) -> None:
+    def __init__(self, workers: int, make_task: Callable[[], Task], algorithm: Algorithm, seed: int) -> None:
         require_installed("the ray executor", "ray", ray="Ray")
         ray: Any = importlib.import_module("ray")
         opening = pack((make_task, algorithm, seed), ray.cloudpickle.dumps)
@@ -59,7 +52,7 @@ class RayCluster(Executor):
         self.training_s = 0.0
         self._started = not ray.is_initialized()
         if self._started:
-            address = address or os.environ.get("RAY_ADDRESS")
+            address = os.environ.get("RAY_ADDRESS")
             local = {} if address else {"num_cpus": worker_count(workers), "include_dashboard": False}
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(_Actor)
