@@ -94,11 +94,10 @@ async def remove_run(access: Access, run: str, *, force: bool = False, patience_
         state, _ = await read_state(broker, names, access.verifier())
         if state is None and await broker.waiting(names.broadcast_stream) is None:
             raise ConfigError(f"no run {run!r} here: `qafel status` lists the runs of a broker")
-        if state is not None and state.status == "running" and not force:
+        if state is not None and state.status in ("running", "not genuine") and not force:
             heard = human_seconds(max(0, round(time.time() - state.at)))
-            raise ConfigError(
-                f"run {run!r} is running (last state {heard} ago): stop its server first; if it is gone, add `force`"
-            )
+            found = f"is running (last state {heard} ago)" if state.status == "running" else "has an unreadable state"
+            raise ConfigError(f"run {run!r} {found}: stop its server first; if it is gone, add `force`")
         for stream in (names.upload_stream, names.start_stream, names.broadcast_stream):
             await broker.delete(stream)
         await broker.delete_objects(f"{names.run}/")

@@ -52,6 +52,20 @@ def test_a_stopped_run_is_removed_whole_and_a_running_one_refused(tmp_path: Path
     asyncio.run(check())
 
 
+def test_a_run_whose_state_cannot_be_read_may_be_running(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        async with session(access, "test") as broker:
+            async with serving(tmp_path, access) as server:
+                await until(lambda: server._session_id)
+            await broker.store(NAMES.state, b"of a later qafel")
+            with pytest.raises(ConfigError, match="force"):
+                await remove_run(access, "live")
+            assert await remove_run(access, "live", force=True) == "not genuine"
+            assert await broker.waiting(NAMES.upload_stream) is None
+
+    asyncio.run(check())
+
+
 def test_a_finished_run_reserves_no_queue(tmp_path: Path, access: Access) -> None:
     config = Config.from_dict({**CONFIG, "stop": {"server_steps": 1}})
 
