@@ -111,17 +111,17 @@ def test_a_client_says_that_it_works_again_after_an_outage(tmp_path: Path, local
         return next((event for event in reversed(told) if event["event"] in ("progress", "waiting")), {"event": ""})
 
     async def check() -> None:
-        settings = ClientSettings(patience_s=120, report_every_s=0.3, min_interval_s=0.05, window=2)
+        settings = ClientSettings(patience_s=120, report_every_s=0.02, min_interval_s=0.01, window=2)
         async with serving(tmp_path / "run", access):
             with ClientState(tmp_path / "state") as state:
                 client = await open_client(train_task, Names("live"), 0, state, access, settings, told.append)
                 work = asyncio.create_task(client.run())
-                await until(lambda: sum(event["event"] == "progress" for event in told) == 5)
+                await until(lambda: sum(event["event"] == "progress" for event in told) >= 7)
                 await asyncio.to_thread(local_broker.stop)
                 await until(lambda: last()["event"] == "waiting")
                 await asyncio.to_thread(local_broker.start)
                 before = len(told)
-                await until(lambda: sum(event["event"] == "accepted" for event in told[before:]) > 20)
+                await until(lambda: sum(event["event"] == "accepted" for event in told[before:]) > 40)
                 assert last()["event"] == "progress"
                 assert last()["waits_for"] in ("", "receipts")
                 client.stop()
