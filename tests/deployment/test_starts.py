@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -460,21 +460,31 @@ def test_a_client_without_the_runs_task_starts_from_zero(tmp_path: Path, access:
 def test_a_client_that_follows_only_for_its_starts_sleeps_without_a_connection(
     catch_up: Any, tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_SLEEP_S", 0.1)
-    sessions, config = 0, Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "catch_up": catch_up}})
-    connect = client_module.session
+    sessions, open_now = Counter[str](), Counter[str]()
+    config = Config.from_dict({**CONFIG, "algorithm": {**CONFIG["algorithm"], "catch_up": catch_up}})
+    connect, wait = client_module.session, DeploymentClient.until
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal sessions
-        sessions += 1
-        return connect(*arguments, **options)
+    @contextlib.asynccontextmanager
+    async def counted(access: Access, name: str, **options: Any) -> AsyncIterator[Broker]:
+        async with connect(access, name, **options) as broker:
+            sessions[name] += 1
+            open_now[name] += 1
+            yield broker
+        open_now[name] -= 1
+
+    async def rest(client: DeploymentClient, condition: Callable[[], bool], most_s: float | None = None) -> bool:
+        """A pause of an hour is over as soon as the client has no connection."""
+        if (most_s or 0.0) < 1000:
+            return await wait(client, condition, most_s)
+        await until(lambda: not open_now["1"])
+        return condition()
 
     monkeypatch.setattr(client_module, "session", counted)
+    monkeypatch.setattr(DeploymentClient, "until", rest)
 
     async def check() -> None:
-        settings = ClientSettings(patience_s=60, follow="start", min_interval_s=1.5, max_updates=3)
+        settings = ClientSettings(patience_s=60, follow="start", min_interval_s=3600, max_updates=3)
         async with serving(tmp_path / "run", access, config, SETTINGS), taking_part(tmp_path, access, 0) as worker:
-            before = sessions
             with ClientState(tmp_path / "sleeper") as state:
                 sleeper = await open_client(train_task, NAMES, 1, state, access, settings)
                 work = asyncio.create_task(sleeper.run())
@@ -483,9 +493,9 @@ def test_a_client_that_follows_only_for_its_starts_sleeps_without_a_connection(
                     await worker.until(lambda: worker.follower.ready)
                     await update(worker)
                     assert not sleeper.follower._listening
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.01)
                 assert (await work).outcomes == {"accepted": 3}
-            assert sessions - before == 1 + 3, "one to find the run, and one for each start"
+            assert sessions["1"] == 1 + 3, "one to find the run, and one for each start"
 
     asyncio.run(check())
 
