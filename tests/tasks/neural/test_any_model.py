@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from qafel.algorithm import LocalTraining, method
 from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
 from qafel.simulator import simulate
 from qafel.tasks.datasets.partition import split
+from qafel.tasks.neural.published import Cnn
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import batches, has_bfloat16
 from qafel.tasks.protocol import train_from
@@ -149,6 +150,62 @@ def test_an_optimizer_of_one_flat_tensor_gives_the_bits_of_one_per_tensor():
     np.testing.assert_array_equal(train_from(flat, 0, start, LOCAL, STREAM), train_from(plain, 0, start, LOCAL, STREAM))
 
 
+class SharedMemory(nn.Module):
+    """Two parameters over one memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 2, bias=False)
+        self.second = nn.Linear(6, 2, bias=False)
+        self.second.weight = nn.Parameter(self.first.weight.data)
+
+    def forward(self, x):
+        return self.first(x) + self.second(x)
+
+
+def plain_sgd(parameters, lr):
+    return torch.optim.SGD(parameters, lr=lr)
+
+
+@pytest.mark.parametrize("settings", [{"model": half, "forward": as_half}, {"model": SharedMemory}])
+def test_an_optimizer_per_tensor_moves_the_vector_also_of_converted_and_shared_parameters(settings):
+    plain, own = made(**settings), made(**settings, optimizer=plain_sgd)
+    start = plain.initial_model(INIT)
+    local = LocalTraining(0.05, steps=3, batch_size=8, clip_norm=0.1)
+    trained = train_from(own, 0, start, local, STREAM)
+    assert not np.array_equal(trained, start)
+    np.testing.assert_allclose(trained, train_from(plain, 0, start, local, STREAM), atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.AdamW(layers().parameters())])
+def test_an_optimizer_that_cannot_be_called_is_refused(optimizer):
+    with pytest.raises(ConfigError, match="torch.optim"):
+        made(optimizer=optimizer)
+
+
+class Constrained(nn.Linear):
+    """A layer with a largest norm of its weights, which replaces their data."""
+
+    def forward(self, x):
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, maxnorm=0.2)
+        return super().forward(x)
+
+
+def test_weights_that_a_forward_pass_replaces_train_as_in_pytorch():
+    task, module = made(partial(Constrained, 6, 2)), Constrained(6, 2)
+    start = task.initial_model(INIT)
+    nn.utils.vector_to_parameters(torch.tensor(start), module.parameters())
+    optimizer, (inputs, labels) = torch.optim.SGD(module.parameters(), lr=0.05), features()
+    for rows in batches(task.partition.rows(1), LOCAL, STREAM.generator()):
+        optimizer.zero_grad()
+        cross_entropy(module(torch.tensor(inputs[rows])), torch.tensor(labels[rows])).backward()
+        optimizer.step()
+    expected = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+    for _ in range(2):
+        task.evaluate(start)
+        np.testing.assert_allclose(train_from(task, 1, start, LOCAL, STREAM), expected, atol=1e-6)
+
+
 def test_state_of_an_optimizer_ends_with_the_update():
     task = TASKS["AdamW"]()
     start = task.initial_model(INIT)
@@ -175,9 +232,9 @@ def test_another_backbone_has_another_digest_and_is_refused_in_a_worker():
     task, other = made(Backbone), made(partial(Backbone, 2.0))
     assert task.digest == made(Backbone).digest != other.digest
     assert made(layers).digest == ""
-    make, (kind, given, state, _) = task.__reduce__()
+    make, (kind, state, _) = task.__reduce__()
     with pytest.raises(DataError, match="frozen"):
-        make(kind, given, state, other.digest)
+        make(kind, state, other.digest)
 
 
 def test_tied_weights_are_one_tensor_of_the_vector():
@@ -187,24 +244,22 @@ def test_tied_weights_are_one_tensor_of_the_vector():
     assert task.layout.size == sum(p.numel() for p in Gpt().parameters())
 
 
-class SharedMemory(nn.Module):
-    """Two parameters over one memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(6, 2, bias=False)
-        self.second = nn.Linear(6, 2, bias=False)
-        self.second.weight = nn.Parameter(self.first.weight.data)
-
-    def forward(self, x):
-        return self.first(x) + self.second(x)
-
-
 class Overlap(SharedMemory):
     def __init__(self):
         super().__init__()
         self.second.weight = nn.Parameter(self.first.weight.data[:1].expand(1, 6).clone().set_(
             self.first.weight.data.untyped_storage(), 3, (2, 3), (3, 1)))  # fmt: skip
+
+
+class PartOfFrozen(SharedMemory):
+    """Two frozen parameters, the second one short, and one to train within the first one."""
+
+    def __init__(self):
+        super().__init__()
+        whole = torch.zeros(100)
+        self.whole = nn.Parameter(whole, requires_grad=False)
+        self.short = nn.Parameter(whole[10:20], requires_grad=False)
+        self.part = nn.Parameter(whole[50:56])
 
 
 def test_parameters_over_one_memory_are_trained_as_one_or_refused():
@@ -219,6 +274,8 @@ def test_parameters_over_one_memory_are_trained_as_one_or_refused():
     np.testing.assert_allclose(trained, start - 0.1 * weight.grad.numpy().ravel(), atol=1e-6)
     with pytest.raises(ConfigError, match="share memory"):
         made(Overlap)
+    with pytest.raises(ConfigError, match="share memory"):
+        made(PartOfFrozen)
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, partial(nn.BatchNorm1d, track_running_stats=False)])
@@ -243,6 +300,14 @@ def test_recomputed_statistics_are_those_of_the_training_rows():
     assert task.evaluate(vector)["loss"] == pytest.approx(cross_entropy(module(tests), labels).item(), rel=1e-5)
     again = pickle.loads(pickle.dumps(task))
     assert again.combine([again.evaluate_part(vector, part) for part in (0, 1, 2)]) == task.evaluate(vector)
+
+
+def test_statistics_of_augmented_rows_are_the_same_in_every_worker():
+    make = partial(made, with_batch_norm, data=Augmented(), buffers="recompute")
+    task = make()
+    vector = task.initial_model(INIT)
+    parts = [make().evaluate_part(vector, part) for part in range(task.evaluation_parts)]
+    assert task.combine(parts) == task.evaluate(vector)
 
 
 def test_held_statistics_are_used_in_training():
@@ -302,6 +367,69 @@ def test_random_numbers_of_data_code_come_from_the_stream_and_global_states_stay
     np.random.seed(9)  # noqa: NPY002
     np.testing.assert_array_equal(train_from(task, 0, start, LOCAL, STREAM), first)
     assert not np.array_equal(train_from(task, 0, start, LOCAL, Stream.named(5, "train")), first)
+
+
+class Noise(Dataset):
+    """Pictures from PyTorch's global generator."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, row):
+        return torch.randn(3, 32, 32), row
+
+
+def test_a_compiled_network_takes_random_numbers_of_data_code_from_the_stream():
+    task = TorchTask("noise", partial(Cnn, 10), Noise(), Noise(), [range(4), range(4, 8)])
+    start = task.initial_model(INIT)
+    np.testing.assert_array_equal(train_from(task, 0, start, LOCAL, STREAM), train_from(task, 0, start, LOCAL, STREAM))
+    assert task.evaluate(start) == task.evaluate(start)
+
+
+def test_tensors_of_bfloat16_and_with_gradients_are_data_too():
+    inputs, labels = (torch.tensor(part) for part in features())
+    task = made(data=(inputs.to(torch.bfloat16).requires_grad_(), labels))
+    found, targets = task.train_samples.batch(np.array([0, 1]))
+    assert (found.dtype, targets.tolist()) == (np.float32, labels[:2].tolist())
+
+
+class Remembers(nn.Module):
+    """A layer that keeps a tensor from its first pass, as a cache of positions does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(6, 2), None
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = 2 * torch.ones(2)
+        return self.linear(x) * self.scale
+
+
+def test_a_tensor_kept_from_an_evaluation_serves_in_training():
+    task = made(Remembers)
+    start = task.initial_model(INIT)
+    task.evaluate(start)
+    assert not np.array_equal(train_from(task, 0, start, LOCAL, STREAM), start)
+
+
+class Graph(nn.Module):
+    """A graph convolution with a sparse adjacency matrix as a buffer."""
+
+    def __init__(self, layout=torch.sparse_coo, weight=1.0):
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+        self.register_buffer("adjacency", (weight * torch.eye(6)).to_sparse(layout=layout))
+
+    def forward(self, x):
+        return self.linear((self.adjacency @ x.T).T)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_sparse_buffers_are_part_of_the_digest():
+    tasks = [made(partial(Graph, *given)) for given in ((), (torch.sparse_csr,), (torch.sparse_coo, 2.0))]
+    assert len({task.digest for task in tasks}) == 2
+    train_from(tasks[0], 0, tasks[0].initial_model(INIT), LOCAL, STREAM)
 
 
 class Endless(IterableDataset):
@@ -376,19 +504,59 @@ def test_scores_of_another_shape_are_refused(score):
         task.evaluate(task.initial_model(INIT))
 
 
+def sometimes(outputs, targets):
+    scores = outputs.argmax(1) == targets
+    return scores.squeeze()
+
+
+def test_a_metric_that_is_a_score_for_some_batches_and_a_number_for_others_is_refused():
+    task = TorchTask("33", layers, features(), features(33), CLIENTS, metrics={"some": sometimes}, evaluation_batch=16)
+    with pytest.raises(ConfigError, match="'some' must return a score per sample"):
+        task.evaluate(task.initial_model(INIT))
+
+
+def test_a_metric_with_random_numbers_is_repeatable():
+    task = made(metrics={"drawn": lambda outputs, targets: float(np.random.random())})  # noqa: NPY002
+    assert task.evaluate(task.initial_model(INIT)) == task.evaluate(task.initial_model(INIT))
+
+
+def test_accuracy_of_one_score_per_sample_is_refused():
+    inputs, _ = features()
+    data = inputs, (inputs[:, :1] > 0).astype(np.float32)
+    task = TorchTask("one", partial(nn.Linear, 6, 1), data, data, CLIENTS, loss=binary_cross_entropy_with_logits)
+    with pytest.raises(ConfigError, match="score for each class"):
+        task.evaluate(task.initial_model(INIT))
+
+
 def test_a_loss_per_sample_is_refused():
     task = made(loss=partial(cross_entropy, reduction="none"))
     with pytest.raises(ConfigError, match="one number"):
         task.evaluate(task.initial_model(INIT))
 
 
-@pytest.mark.parametrize("loss", [mse_loss, nn.L1Loss()])
+def squares(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", [mse_loss, nn.L1Loss(), squares])
 def test_a_loss_that_would_broadcast_outputs_and_targets_is_refused(loss):
     inputs, _ = features()
     data = inputs, inputs[:, 0]
     task = TorchTask("one column", partial(nn.Linear, 6, 1), data, data, CLIENTS, loss=loss, metrics={})
     with pytest.raises(ConfigError, match="one shape"):
         task.evaluate(task.initial_model(INIT))
+
+
+def test_a_loss_that_makes_one_shape_of_outputs_and_targets_is_accepted():
+    inputs, _ = features()
+    for loss in (
+        lambda outputs, targets: mse_loss(outputs[:, 0], targets),
+        lambda *two: squares(two[0].view(-1), two[1]),
+    ):
+        task = made(partial(nn.Linear, 6, 1), (inputs, inputs[:, 0]), loss=loss, metrics={})
+        task.test_samples = task.train_samples
+        assert task.evaluate(task.initial_model(INIT))["loss"] > 0
 
 
 def test_regression_and_several_labels_learn():
@@ -414,11 +582,20 @@ class Doubling(TorchTask):
         return {"metric": float(self.factor * np.abs(model).sum())}
 
 
+class Tripling(Doubling):
+    """Has an attribute before the task is made."""
+
+    def __init__(self):
+        self.factor = 3
+        super().__init__("own", layers, features(), features(40, 1), CLIENTS)
+
+
 def test_a_subclass_is_itself_in_workers():
     task = Doubling("own", layers, features(), features(40, 1), CLIENTS)
     task.factor = 0.5
     assert bits(run(task)) == bits(run(task, executor="processes", workers=2))
     assert pickle.loads(pickle.dumps(task)).factor == 0.5
+    assert pickle.loads(pickle.dumps(Tripling())).factor == 3
     assert copy.deepcopy(task).factor == 0.5
 
 
@@ -465,6 +642,28 @@ def test_a_function_that_returns_one_module_twice_is_refused():
 def test_a_loss_that_is_nan_at_the_end_has_diverged():
     task = made(loss=lambda outputs, targets: outputs.sum() * float("nan"))
     assert run(task, check=False).summary["status"] == "diverged"
+
+
+def with_complex_numbers():
+    module = layers()
+    module.register_parameter("phases", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
+    return module
+
+
+def test_complex_parameters_are_frozen_or_refused():
+    for patterns in (None, ["*"]):
+        with pytest.raises(ConfigError, match="complex64"):
+            made(with_complex_numbers, trainable=patterns)
+    assert made(with_complex_numbers, trainable=["2.*"]).digest
+
+
+def test_wrong_settings_are_refused_in_a_sentence():
+    with pytest.raises(ConfigError, match="evaluation_batch"):
+        TorchTask("small", layers, features(), features(), CLIENTS, evaluation_batch=0)
+    for clients in ({"first": [0]}, [[[0, 1], [2]]]):
+        with pytest.raises(ConfigError, match="client 0"):
+            made(clients=clients)
+    assert made(device=CPU).device == "cpu"
 
 
 def test_rows_of_two_clients_and_labels_of_two_dimensions_are_refused():

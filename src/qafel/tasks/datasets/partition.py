@@ -49,11 +49,15 @@ class Partition:
     @staticmethod
     def of_parts(parts: Sequence[Any]) -> Partition:
         """Return the partition where client k has the row numbers `parts[k]`, an array or a list."""
-        arrays = [np.asarray(part) for part in parts]
-        for client, part in enumerate(arrays):
+        arrays = []
+        for client, given in enumerate(parts):
+            try:
+                part = np.asarray(given)
+            except ValueError:  # lists of different lengths
+                part = np.empty(0)
             if part.ndim != 1 or not part.size or not np.issubdtype(part.dtype, np.integer) or part.min() < 0:
-                found = f"{parts[client]!r:.60}"
-                raise ConfigError(f"client {client} needs a flat list of row numbers, at least one; got {found}")
+                raise ConfigError(f"client {client} needs a flat list of row numbers, at least one; got {given!r:.60}")
+            arrays.append(part)
         if not arrays:
             raise ConfigError("a partition needs at least one client, with a list of row numbers each")
         order = np.concatenate(arrays).astype(np.int64)

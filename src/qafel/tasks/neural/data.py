@@ -64,12 +64,19 @@ def samples_of(given: Any, collate: Collate | None, what: str) -> Any:
     if isinstance(given, tuple):
         if len(given) != 2:
             raise ConfigError(f"{what} is a pair of arrays, inputs and targets; got {len(given)} values")
-        return as_samples(given)
+        return as_samples((_array(given[0]), _array(given[1])))
     if callable(getattr(given, "batch", None)) and hasattr(given, "labels"):
         return given
     if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, np.ndarray | Tensor):
         return DatasetSamples(given, collate)
     raise ConfigError(f"{what} is a pair of arrays, `Samples` or a torch Dataset; got {type(given).__name__}")
+
+
+def _array(given: Any) -> Any:
+    """Return a tensor as an array. NumPy does not have bfloat16."""
+    if not isinstance(given, Tensor):
+        return given
+    return given.detach().cpu().to(torch.float32 if given.dtype == torch.bfloat16 else given.dtype).numpy()
 
 
 def require_readable(samples: Any, row: int, device: torch.device, prepare: Any, what: str) -> None:

@@ -58,7 +58,7 @@ def trainable_parameters(module: nn.Module, patterns: Sequence[str] | None) -> d
                 raise ConfigError(f"trainable: {pattern!r} does not match a parameter{near}")
         for name, parameter in named.items():
             matches = any(fnmatchcase(name, pattern) for pattern in patterns)
-            parameter.requires_grad_(matches and parameter.is_floating_point())
+            parameter.requires_grad_(matches and (parameter.is_floating_point() or parameter.is_complex()))
     chosen = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     if not chosen:
         raise ConfigError("the module must have parameters to train: set requires_grad, or trainable=[…]")
@@ -77,13 +77,19 @@ def trainable_parameters(module: nn.Module, patterns: Sequence[str] | None) -> d
 def _refuse_overlap(parameters: list[tuple[str, nn.Parameter]]) -> None:
     """Raise if a parameter to train shares memory with another one: its move to the flat vector would untie them."""
     last, end, trains = "", 0, False
-    spans = [(p.data_ptr(), p.data_ptr() + p.numel() * p.element_size(), name, p) for name, p in parameters]
+    spans = [(p.data_ptr(), p.data_ptr() + _reach(p) * p.element_size(), name, p) for name, p in parameters]
     for start, stop, name, parameter in sorted(spans, key=lambda span: span[:2]):
         if start and start < end and (trains or parameter.requires_grad):
             raise ConfigError(
                 f"parameters {last!r} and {name!r} share memory: tie whole parameters, and train or freeze both"
             )
-        last, end, trains = name, stop, parameter.requires_grad
+        if stop > end:
+            last, end, trains = name, stop, parameter.requires_grad
+
+
+def _reach(tensor: Tensor) -> int:
+    """Return the number of elements from the first one in memory to the last one."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def vector_of(module: nn.Module, patterns: Sequence[str] | None, layout: Layout) -> Vector:
@@ -133,7 +139,8 @@ class _Buffer:
 class FlatModel:
     """A module on a device. Its parameters to train are views of `values`, their gradients views of `gradient`.
 
-    Parameters of other types than float32 are copies instead: `push` and `pull` convert.
+    Parameters of other types than float32 are copies instead: `push` and `pull` convert. Each tensor of `tensors` is a
+    parameter's part of `values` in float32, for optimizers.
     """
 
     def __init__(
@@ -149,19 +156,23 @@ class FlatModel:
         self.module = module.to(device)
         self.layout = Layout.of({name: tuple(parameters[0].shape) for name, parameters in shared.items()})
         self.values = torch.empty(self.layout.size, device=device)
-        self.gradient = torch.zeros(self.layout.size, device=device)
-        self._converted: list[tuple[list[nn.Parameter], Tensor, Tensor]] = []
+        self.gradient = self.values.grad = torch.zeros(self.layout.size, device=device)
+        self.tensors: list[nn.Parameter] = []
+        self._views: list[tuple[nn.Parameter, Tensor, int]] = []
+        self._converted: list[tuple[nn.Parameter, Tensor, Tensor]] = []
         stops = list(itertools.accumulate(parameters[0].numel() for parameters in shared.values()))
         for parameters, start, stop in zip(shared.values(), [0, *stops], stops, strict=False):
             shape = parameters[0].shape
             view, slope = self.values[start:stop].view(shape), self.gradient[start:stop].view(shape)
             view.copy_(parameters[0].detach())
-            if parameters[0].dtype == torch.float32:
-                for parameter in parameters:
+            self.tensors.append(nn.Parameter(view))
+            self.tensors[-1].grad = slope
+            for parameter in parameters:
+                if parameter.dtype == torch.float32:
                     parameter.data, parameter.grad = view, slope
-            else:
-                self._converted.append((parameters, view, slope))
-        self.trained = [parameter for parameters in shared.values() for parameter in parameters]
+                    self._views.append((parameter, view, view.data_ptr()))
+                else:
+                    self._converted.append((parameter, view, slope))
         self.dropouts = [child for child in module.modules() if isinstance(child, Dropout)]
         self._treatment = buffers
         self._digest: str | None = None
@@ -196,7 +207,7 @@ class FlatModel:
     def digest(self) -> str:
         """SHA-256 of the frozen parameters and saved buffers; empty if there are none."""
         if self._digest is None:
-            trained = {id(parameter) for parameter in self.trained}
+            trained = {id(parameter) for parameter, *_ in (*self._views, *self._converted)}
             frozen: dict[str, Tensor] = {name: p for name, p in self.module.named_parameters() if id(p) not in trained}
             originals = {id(kept.tensor): kept.original for kept in self._buffers if kept.original is not None}
             state = self.module.state_dict(keep_vars=True)
@@ -208,8 +219,8 @@ class FlatModel:
             digest = hashlib.sha256()
             for name, tensor in sorted(frozen.items()):
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                plain = tensor.detach().contiguous().cpu().reshape(-1)
-                digest.update(plain.view(torch.uint8).numpy().data)
+                for part in _strided(tensor.detach()):
+                    digest.update(part.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
             self._digest = digest.hexdigest() if frozen else ""
         return self._digest
 
@@ -278,23 +289,38 @@ class FlatModel:
         return [kept for kept in self._buffers if any(kept.owner is norm for norm in self._norms)]
 
     def push(self) -> None:
-        """Convert the values to parameters of other types than float32."""
-        for parameters, view, _ in self._converted:
-            for parameter in parameters:
-                parameter.data.copy_(view)
-                parameter.grad = None
+        """Give the values to the parameters, converted to their types."""
+        for parameter, view, place in self._views:
+            if parameter.data_ptr() != place:
+                parameter.data = view
+        for parameter, view, _ in self._converted:
+            parameter.data.copy_(view)
+            parameter.grad = None
 
     def pull(self) -> None:
-        """Convert the gradients of parameters of other types than float32."""
-        for parameters, _, slope in self._converted:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    slope.add_(parameter.grad)
+        """Convert gradients to float32, and take over the data that a forward pass has replaced.
+
+        For example, a constraint on a layer's norm sets `weight.data = …`.
+        """
+        for parameter, view, place in self._views:
+            if parameter.data_ptr() != place:
+                view.copy_(parameter.data)
+        for parameter, _, slope in self._converted:
+            if parameter.grad is not None:
+                slope.add_(parameter.grad)
 
     def vector(self) -> Vector:
         """Return a copy of the parameters."""
         values = self.values.cpu().numpy()
         return values.copy() if self.values.device.type == "cpu" else values
+
+
+def _strided(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensor, or indices and values of a sparse one."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    sparse = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+    return sparse.indices(), sparse.values()
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

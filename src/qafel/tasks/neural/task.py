@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from qafel.algorithm import HiddenState, LocalTraining
 from qafel.errors import ConfigError
 from qafel.params import Layout, Vector, require_vector
-from qafel.parts import describe_error
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices, Partition
 from qafel.tasks.neural import trainer
@@ -32,6 +30,10 @@ _CALIBRATION_ROWS = 1024
 
 def is_correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return for each sample whether the class with the largest score is the target."""
+    if outputs.dim() < 2 or outputs.shape[1] < 2:
+        raise ConfigError(
+            f"accuracy needs a score for each class; got outputs {_shape(outputs)}: pass other metrics={{…}}"
+        )
     return outputs.argmax(dim=1) == targets
 
 
@@ -105,7 +107,6 @@ class TorchTask:
         evaluation_batch: int = 128,
         rebuild: Callable[[], TorchTask] | None = None,
     ) -> None:
-        self._given = {key: value for key, value in locals().items() if key not in ("self", "rebuild")}
         self._rebuild = rebuild
         self.train_samples = samples_of(train, collate, "train")
         self.test_samples = samples_of(test, collate, "test")
@@ -120,27 +121,32 @@ class TorchTask:
             raise ConfigError(
                 f"metrics are functions by name, such as {{'accuracy': …}}, other than loss; got {metrics!r}"
             )
+        if evaluation_batch < 1:
+            raise ConfigError(f"evaluation_batch is at least one sample; got {evaluation_batch}")
         self.name, self._metrics = name, dict(metrics)
         self.metric_name, self.metric_goal = (next(iter(metrics)), goal) if metrics else ("loss", "min")
         if self.metric_goal not in ("max", "min"):
             raise ConfigError(f"goal is max or min; got {goal!r}")
-        self._whole: set[str] = set()
-        """Metrics that give one number for all samples."""
-        self._make, self._trainable, self._optimizer = model, trainable, optimizer
+        self._make, self._trainable, self._buffers, self._optimizer = model, trainable, buffers, optimizer
         self._transform, self._prepare, self._call, self._loss = transform, prepare, forward, loss
-        self._device = trainer.choose_device(device)
-        self._precision = trainer.choose_precision(precision, self._device)
-        self._evaluation_batch, self._evenly = evaluation_batch, buffers == "batch"
-        trainer.keep_freed_memory()
+        self._named_device, self._named_precision, self._evaluation_batch = device, precision, evaluation_batch
+        self._make_model()
+        self._new_optimizer(lr=1.0)  # raises if it cannot be made
         with self._random_numbers(Stream.named(0, "unused")):
-            self._model = FlatModel(made_by(model), self._device, trainable, buffers)
             first = int(self.partition.order[0])
             require_readable(self.train_samples, first, self._device, prepare, "train")
             require_readable(self.test_samples, 0, self._device, prepare, "test")
-        plain = self._device.type == "cpu" and self._precision == torch.float32 and loss in (None, cross_entropy)
-        module, ours = self._model.module, transform is None and forward is predict
+
+    def _make_model(self) -> None:
+        self._device = trainer.choose_device(self._named_device)
+        self._precision = trainer.choose_precision(self._named_precision, self._device)
+        trainer.keep_freed_memory()
+        with trainer.random_numbers_of(Stream.named(0, "unused"), self._device):
+            self._model = FlatModel(made_by(self._make), self._device, self._trainable, self._buffers)
+        plain = self._device.type == "cpu" and self._precision == torch.float32
+        ours = self._loss in (None, cross_entropy) and self._transform is None and self._call is predict
+        module = self._model.module
         self._compiled = module if plain and ours and isinstance(module, FillsGradient) else None
-        self._own_names = {*vars(self), "_own_names"}
 
     @property
     def clients(self) -> int:
@@ -206,16 +212,13 @@ class TorchTask:
         model.restore_buffers()
         return model.vector()
 
-    def _random_numbers(self, stream: Stream) -> Any:
-        model = getattr(self, "_model", None)
-        compiled = getattr(self, "_compiled", None) is not None
-        return trainer.random_numbers_of(stream, self._device, model.dropouts if model else (), others=not compiled)
+    def _random_numbers(self, stream: Stream) -> AbstractContextManager[None]:
+        return trainer.random_numbers_of(stream, self._device, self._model.dropouts)
 
     def _new_optimizer(self, lr: float) -> torch.optim.Optimizer | None:
         if self._optimizer is None:
             return None
-        self._model.values.grad = self._model.gradient
-        return trainer.make_optimizer(self._optimizer, self._model.values, self._model.trained, lr)
+        return trainer.make_optimizer(self._optimizer, self._model.values, self._model.tensors, lr)
 
     def _correction(self, vector: Vector) -> Tensor:
         return torch.tensor(require_vector(vector, self.layout.size, "a client rule"), device=self._device)
@@ -241,7 +244,7 @@ class TorchTask:
         with trainer.autocast(self._precision, self._device):
             found = self._call(self._model.module, inputs)
         outputs = getattr(found, "logits", found)
-        outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
+        outputs = outputs.float() if isinstance(outputs, Tensor) and not outputs.is_complex() else outputs
         loss = getattr(found, "loss", None) if self._loss is None else None
         if not isinstance(loss, Tensor):
             loss = (self._loss or cross_entropy)(outputs, targets)
@@ -267,42 +270,57 @@ class TorchTask:
         self._model.load(model)
         count, parts = len(self.test_samples), self.evaluation_parts
         start, stop = part * self._evaluation_batch, min((part + 1) * self._evaluation_batch, count)
-        if self._evenly:  # a last batch of one sample would have no variance
+        if self._buffers == "batch":  # a last batch of one sample would have no variance
             start, stop = count * part // parts, count * (part + 1) // parts
+        if self._model.needs_calibration():
+            self._calibrate()
         with trainer.one_thread(), self._random_numbers(Stream.named(0, "evaluation", part)):
-            if self._model.needs_calibration():
-                self._calibrate()
             self._model.switch(training=False)
             self._model.push()
             inputs, targets = self._batch(self.test_samples, np.arange(start, stop))
-            with torch.inference_mode(), _without_broadcast():
-                outputs, loss = self._outputs_and_loss(inputs, targets)
-                sums = [self._sum(name, outputs, targets, stop - start) for name in self._metrics]
+            outputs, loss = self._outputs_and_loss(inputs, targets)
+            self._refuse_broadcast(outputs, targets, loss)
+            sums = [self._sum(name, outputs, targets, stop - start) for name in self._metrics]
         if None not in sums:
             return *sums, (stop - start) * loss.item()
+        if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+            raise ConfigError("a metric of one number needs outputs and targets that are one tensor each")
         return *sums, (stop - start) * loss.item(), outputs.cpu().numpy(), targets.cpu().numpy()
+
+    def _refuse_broadcast(self, outputs: Any, targets: Any, loss: Tensor) -> None:
+        """Raise `ConfigError` if the loss broadcasts, for example outputs [B, 1] and targets [B] to [B, B]."""
+        if self._loss is None or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+            return
+        if outputs.shape == targets.shape or outputs.numel() != targets.numel():
+            return
+        try:
+            one_shape = self._loss(outputs.reshape(targets.shape), targets)
+        except Exception:  # it needs these shapes
+            return
+        if not torch.allclose(one_shape, loss, rtol=1e-3, equal_nan=True):
+            raise ConfigError(
+                f"outputs {_shape(outputs)} and targets {_shape(targets)} must have one shape: the loss broadcasts them"
+            )
 
     def _calibrate(self) -> None:
         """Compute running statistics on fixed training rows, spread evenly over the clients."""
         order = self.partition.order
         count = min(len(order), _CALIBRATION_ROWS)
         rows = order[np.arange(count) * len(order) // count]
-        self._model.start_calibration()
-        self._model.push()
-        for batch in np.array_split(rows, -(-count // self._evaluation_batch)):
-            self._call(self._model.module, self._batch(self.train_samples, batch)[0])
-        self._model.end_calibration()
+        with trainer.one_thread(), self._random_numbers(Stream.named(0, "calibration")):
+            self._model.start_calibration()
+            self._model.push()
+            for batch in np.array_split(rows, -(-count // self._evaluation_batch)):
+                self._call(self._model.module, self._batch(self.train_samples, batch)[0])
+            self._model.end_calibration()
 
     def _sum(self, name: str, outputs: Any, targets: Any, count: int) -> float | None:
         """Return the sum of a metric over some samples; None if it gives one number for all samples."""
-        if name in self._whole:
-            return None
         try:
             scores = torch.as_tensor(self._metrics[name](outputs, targets))
         except Exception:  # such as F1 of a batch without positives; `combine` raises it if it concerns all samples
-            scores = torch.empty(())
+            return None
         if not scores.dim():
-            self._whole.add(name)
             return None
         if scores.shape != (count,):
             raise ConfigError(
@@ -318,46 +336,39 @@ class TorchTask:
             if None not in column:
                 figures[name] = sum(column) / len(self.test_samples)
                 continue
+            if any(score is not None for score in column):
+                raise ConfigError(
+                    f"metric {name!r} must return a score per sample for each batch, or one number for each batch; "
+                    "some batches of test samples have one number or an error instead of scores"
+                )
             if everything is None:
                 everything = [
                     torch.from_numpy(np.concatenate(found)) for found in zip(*(it[-2:] for it in parts), strict=True)
                 ]
-            with trainer.one_thread():
+            with trainer.one_thread(), self._random_numbers(Stream.named(0, "evaluation")):
                 figures[name] = float(metric(*everything))
         mean = sum(loss) / len(self.test_samples)
         first = figures.pop(self.metric_name) if figures else mean
         return {"metric": first, "loss": mean, **figures}
 
     def __reduce__(self) -> tuple[Callable[..., TorchTask], tuple[Any, ...]]:
-        state = {name: value for name, value in vars(self).items() if name not in self._own_names}
-        return _rebuilt, (type(self), self._rebuild or self._given, state, self.digest)
-
-
-@contextmanager
-def _without_broadcast() -> Iterator[None]:
-    """Raise `ConfigError` if a loss of PyTorch broadcasts outputs and targets, which PyTorch only warns of."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "Using a target size")
-        try:
-            yield
-        except UserWarning as error:
-            raise ConfigError(
-                f"outputs and targets must have one shape, or the loss broadcasts them: {describe_error(error)}"
-            ) from None
+        made_anew = ("_device", "_precision", "_model", "_compiled")
+        state = {name: value for name, value in vars(self).items() if name not in made_anew}
+        return _rebuilt, (type(self), self._rebuild or state, self.digest)
 
 
 def _shape(values: Any) -> str:
     return str(list(values.shape)) if isinstance(values, Tensor) else type(values).__name__
 
 
-def _rebuilt(kind: type[TorchTask], made: Any, state: dict[str, Any], digest: str) -> TorchTask:
-    """Return an equal task, also of a subclass, with the attributes that the subclass has set."""
+def _rebuilt(kind: type[TorchTask], made: Callable[[], TorchTask] | dict[str, Any], digest: str) -> TorchTask:
+    """Return an equal task, also of a subclass: by its function, or from its attributes with a new module."""
     if callable(made):
         task = made()
     else:
         task = kind.__new__(kind)
-        TorchTask.__init__(task, **made)
-        vars(task).update(state)
+        vars(task).update(made)
+        task._make_model()
     if type(task) is not kind:
         raise ConfigError(f"rebuild must return a {kind.__name__}; it returned a {type(task).__name__}")
     require_digest(task, digest)

@@ -77,8 +77,10 @@ def adjust_(
         gradient.add_(correction)
 
 
-def make_optimizer(make: Optimizer, flat: Tensor, tensors: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def make_optimizer(make: Optimizer, flat: Tensor, tensors: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
     """Return a new optimizer: of the flat vector if it works element by element, else of the tensors."""
+    if not callable(make):
+        raise ConfigError(f"optimizer is a class of torch.optim or a partial of one; got a {type(make).__name__}")
     kind = make
     while isinstance(kind, partial):
         kind = kind.func
@@ -122,9 +124,9 @@ class Dropout(nn.Module):
         return kept.div_(1 - self.rate)
 
 
-def choose_device(device: str) -> torch.device:
+def choose_device(device: str | torch.device) -> torch.device:
     """Return the device by name. "auto" is a GPU if there is one. In "cuda:{i}", i is the number of this worker."""
-    device = device.replace("{i}", str(int(os.environ.get(WORKER, "0")) % max(1, torch.cuda.device_count())))
+    device = str(device).replace("{i}", str(int(os.environ.get(WORKER, "0")) % max(1, torch.cuda.device_count())))
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -176,20 +178,15 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def random_numbers_of(
-    stream: Stream, device: torch.device, dropouts: Iterable[Dropout] = (), others: bool = True
-) -> Iterator[None]:
+def random_numbers_of(stream: Stream, device: torch.device, dropouts: Iterable[Dropout] = ()) -> Iterator[None]:
     """Take all random numbers from `stream`: `dropouts` from a generator on `device`, others from global states.
 
-    others   set the global states of torch, NumPy and Python, and restore them afterwards
+    The global states of torch, NumPy and Python are restored afterwards.
     """
     # Two words: one for the generator, one for the global state.
     generator = torch.Generator(device).manual_seed(stream.words[0])
     for dropout in dropouts:
         dropout.generator = generator
-    if not others:
-        yield
-        return
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(stream.words[1])
     np.random.seed(stream.words[1] & 0xFFFFFFFF)  # noqa: NPY002  (code of users may draw from it)
