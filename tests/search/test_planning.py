@@ -220,6 +220,13 @@ def test_a_pilot_from_which_nothing_follows_is_an_error(rate, words, tmp_path):
         planned(tmp_path, config=bad, budget_bytes=1e6)
 
 
+def test_a_pilot_without_further_arrivals_is_not_called_diverged(tmp_path):
+    (tmp_path / "trace.csv").write_text("time,client\n" + "".join(f"{time},{time % 20}\n" for time in range(200)))
+    config = Config.from_dict(TABLE | {"timing": {"arrivals": "trace", "trace": str(tmp_path / "trace.csv")}})
+    with pytest.raises(ConfigError, match="ended after 200 uploads"):
+        planned(tmp_path, config=config, candidates=Candidates(["qsgd:4"], ["sign"], [5]), target=0.1)
+
+
 def test_a_larger_buffer_keeps_the_step_of_an_upload():
     summed = Config.from_dict(TABLE | {"algorithm": {"accumulator": "sum", "server_lr": 1.0}})
     assert with_pair(SMALL, Pair("none", "none", 20), "x").algorithm.server_lr == pytest.approx(0.4)

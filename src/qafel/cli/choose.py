@@ -142,7 +142,7 @@ def plan(
 
     made = make_plan(request, folder, make)
     if out is not None:
-        text = f"# Planned by `qafel plan {config.name}`: {made.recommended.pair}.\n{made.recipe().to_toml()}"
+        text = f"# Planned by `qafel plan`: {made.recommended.pair}.\n{made.recipe().to_toml()}"
         write_atomically(out, text.encode(), make_folder=True)
     said = [theory(config, task, made.recommended)] if with_theory else []
     if json_output:

@@ -89,7 +89,8 @@ def _show_recipe(recipe: Config, json_output: bool) -> None:
         print_json(recipe.model_dump())
         return
     reason = recipe.task.missing()
-    print(f"# {recipe.description}\n# {f'not ready here: {reason}' if reason else f'run it: qafel run {recipe.name}'}")
+    words = f"{recipe.description}\n{f'not ready here: {reason}' if reason else f'run it: qafel run {recipe.name}'}"
+    print(*(f"# {line}" for line in words.splitlines()), sep="\n")
     print(recipe.to_toml(), end="")
 
 
