@@ -210,7 +210,7 @@ class BrokerFolder:
         names = list(dict.fromkeys([*reached, "127.0.0.1", "localhost"]))
         servers = [f"tls://{f'[{host}]' if ':' in host else host}:{port}" for host in reached]
         settings = {"clients": {}, "runs": run_names, "mutual_tls": mutual_tls, "servers": servers}
-        make_authority(path / "ca")
+        _write_certificate(path / "ca", ("ca.pem", "ca-key.pem"), "qafel broker authority")
         issue_certificate(path / "ca", path / "broker", "qafel broker", names)
         _write(path / "nats-server.conf", broker_config(address, port, mutual_tls, sync).encode())
         signing = new_seed()
@@ -314,15 +314,10 @@ def _is_broker(process: int, folder: Path) -> bool:
     return False
 
 
-def make_authority(folder: Path) -> None:
-    """Write a new certificate authority, for brokers and, with mutual TLS, for clients."""
-    _write_certificate(folder, ("ca.pem", "ca-key.pem"), "qafel broker authority")
-
-
 def issue_certificate(authority: Path, folder: Path, name: str, hosts: Sequence[str] = ()) -> None:
     """Write a certificate and its key: for a broker with these `hosts`, or for a client.
 
-    authority  a folder that `make_authority` wrote
+    authority  the folder of the authority's certificate and key
     name       the certificate's subject
     """
     damaged = DataError(f"{authority / 'ca-key.pem'} does not match {authority / 'ca.pem'}: restore both from a copy")

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, final
@@ -103,10 +104,10 @@ class Publisher:
 
     async def receipts(self, broker: Broker, groups: Iterable[Mapping[int, Receipt]]) -> None:
         """Send each client one receipt for its uploads in these groups, all with one signature."""
-        receipts: dict[int, Receipt] = {}
+        receipts = defaultdict[int, Receipt](Receipt)
         for group in groups:
             for client, receipt in group.items():
-                receipts.setdefault(client, Receipt()).extend(receipt)
+                receipts[client].extend(receipt)
         messages = [(self.names.receipt(client), receipt.to_bytes()) for client, receipt in receipts.items()]
         signed = [(signed_name(subject, self.run_id, self.epoch), data) for subject, data in messages]
         for (subject, data), headers in zip(messages, self._signer.headers_of_all(signed), strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,17 +84,12 @@ class UploadGroup:
     """Uploads that one sync makes safe, and what to send after it."""
 
     acknowledge: list[Msg] = field(default_factory=list)
-    receipts: dict[int, Receipt] = field(default_factory=dict)
+    receipts: defaultdict[int, Receipt] = field(default_factory=lambda: defaultdict(Receipt))
     broadcasts: list[tuple[int, bytes]] = field(default_factory=list)
     published: Published | None = None
     """x̂ after the last broadcast."""
     accepted: int = 0
     checkpoint: Callable[[], None] | None = None
-
-    def receipt(self, client: int) -> Receipt:
-        if (receipt := self.receipts.get(client)) is None:
-            receipt = self.receipts[client] = Receipt()
-        return receipt
 
 
 @final
@@ -240,7 +235,7 @@ class Intake:
         if note.factor < 1 or note.weight < upload.weight:
             self.counts["clipped"] += 1
         group.accepted += 1
-        group.receipt(client).accepted.append((upload.sequence, version, checksum_of(frame)))
+        group.receipts[client].accepted.append((upload.sequence, version, checksum_of(frame)))
         if broadcast is not None:
             group.broadcasts.append((version, broadcast))
             group.published = Published.of(self.ledger.server)
@@ -248,10 +243,12 @@ class Intake:
     def _refuse(
         self, client: int | None, sequence: int | None, error: MessageError | RejectedUpload, group: UploadGroup
     ) -> None:
-        receipt = Receipt() if client is None else group.receipt(client)
-        if client is not None and isinstance(error, DuplicateUpload | MemoryMismatch):
+        if client is None:  # nobody to tell
+            return
+        receipt = group.receipts[client]
+        if isinstance(error, DuplicateUpload | MemoryMismatch):
             receipt.last = self.ledger.last_of(client)
-        if client is not None and sequence is not None and isinstance(error, DuplicateUpload):
+        if sequence is not None and isinstance(error, DuplicateUpload):
             receipt.duplicate.append(sequence)
         else:
             receipt.rejected.append((sequence, error.reason, str(error)))

@@ -87,7 +87,7 @@ class Journal:
         self.checksum = checksum
         """The checksum of the last record, written or not."""
         with writing(f"the journal in {folder}"):
-            self._synced = _open_synced(folder)
+            self._synced = FileIO(open_private(folder / "synced", os.O_RDWR), "r+")  # its line is replaced in place
             self._begin_file(count, salt := secrets.randbits(64))
         self._waiting: list[tuple[int, int, list[bytes]]] = [(count, salt, [])]
         """Unwritten data with first record and salt of its file: first for the open file, then for each new file."""
@@ -333,11 +333,6 @@ def _read_synced(folder: Path) -> dict[int, int]:
         log.warning("%s is damaged. Reading the journal without it.", folder / "synced")
         return {}
     return {} if found is None else {int(found[1]): int(found[2])}
-
-
-def _open_synced(folder: Path) -> FileIO:
-    """Open `synced`, to replace its line in place."""
-    return FileIO(open_private(folder / "synced", os.O_RDWR), "r+")
 
 
 def _synced_line(first: int, length: int) -> bytes:

@@ -35,7 +35,7 @@ from qafel.deployment.server.announcements import Publisher
 from qafel.deployment.server.defence import Allowance, UploadChecker
 from qafel.deployment.server.pipeline import MessageQueue
 from qafel.deployment.transport import wait_for_event
-from qafel.errors import BrokerError, DataError, MessageError, OutputError
+from qafel.errors import DataError, MessageError, OutputError
 from qafel.files import make_private, read_regular, write_atomically, writing
 
 GROUP: Final = 32
@@ -208,8 +208,6 @@ class Starts:
             with self._making:  # the thread of the last session may still work
                 makes_initial = initial == self._links.initial.digest
                 frame, state = self._links.reply(client, sequence, digest, target, makes_initial=makes_initial)
-        except BrokerError:
-            raise
         except Exception:  # a fault of a custom quantizer, or a lack of memory
             log.exception("Could not make a start for client %d.", client)
             self._links.memory.pop(client, None)
