@@ -60,14 +60,14 @@ def test_a_secured_run_with_a_users_function_a_worker_process_and_single_updates
             return Command("client", tmp_path / f"client-{number}.out", "--run", "five", *own, "--json", *arguments)
 
         once = take_part(0, "--max-updates", "1")
-        assert once.process.wait(60) == 0, once.output.with_suffix(".err").read_text(encoding="utf-8")
+        assert once.process.wait(120) == 0, once.output.with_suffix(".err").read_text(encoding="utf-8")
         assert once.events()[-1]["outcomes"] == {"accepted": 1}
         others = [
             take_part(1, "--train", "tests.cli.test_deploy:nudge", "--min-interval", "0.05"),
             take_part(2, "--worker", "process", "--min-interval", "0.05"),
         ]
         for command in (*others, serving):
-            assert command.process.wait(60) == 0, command.output.with_suffix(".err").read_text(encoding="utf-8")
+            assert command.process.wait(120) == 0, command.output.with_suffix(".err").read_text(encoding="utf-8")
         assert [command.events()[-1]["run_state"] for command in others] == ["finished", "finished"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["status"], summary["server_steps"], summary["uploads"]) == ("finished", 3, 12)
@@ -88,8 +88,8 @@ def test_a_local_broker_needs_no_set_up_and_trackers_hear_of_a_deployed_run(tmp_
         "client", tmp_path / "client.out", "--run", "mushrooms-fedbuff", "--client-id", "7", "--broker",
         f"nats://127.0.0.1:{port}", "--state", str(tmp_path / "state"),
     )  # fmt: skip
-    assert serving.process.wait(60) == 0, serving.output.with_suffix(".err").read_text(encoding="utf-8")
-    wait_for(lambda: not worker.alive, "the client to end with the run", 60)
+    assert serving.process.wait(120) == 0, serving.output.with_suffix(".err").read_text(encoding="utf-8")
+    wait_for(lambda: not worker.alive, "the client to end with the run")
     assert worker.process.returncode == 0
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
@@ -156,13 +156,13 @@ def test_the_client_command_that_a_local_broker_prints_works_as_it_stands(tmp_pa
     arguments = ["--local-broker", "--port", port, "--out", str(tmp_path / "run"), *stop]
     serving = Command("server", tmp_path / "server.out", "mushrooms-fedbuff", *arguments)
     said = tmp_path / "server.err"
-    banner = wait_for(lambda: said.read_text(encoding="utf-8").splitlines(), "the banner", 60)[0]
+    banner = wait_for(lambda: said.read_text(encoding="utf-8").splitlines(), "the banner")[0]
     assert f" broker at nats://127.0.0.1:{port}; clients: qafel client " in banner
     command = banner.partition("clients: qafel ")[2].replace(" N", " 0").split()
     taken = qafel(*command, cwd=tmp_path)
     assert "20 accepted" in taken.stderr
     assert (tmp_path / "clients" / "mushrooms-fedbuff" / "0").is_dir()
-    assert serving.process.wait(60) == 0
+    assert serving.process.wait(120) == 0
     for line in (*said.read_text(encoding="utf-8").splitlines(), *taken.stderr.splitlines()):
         assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S", line), line
 
@@ -174,7 +174,7 @@ def test_machines_read_every_line_that_server_and_client_log(tmp_path: Path) -> 
     serving = Command("server", tmp_path / "server.out", "mushrooms-fedbuff", *arguments)
     where = ["--run", "mushrooms-fedbuff", "--client-id", "0", "--broker", f"nats://127.0.0.1:{port}", "--log-json"]
     taken = qafel("client", *where, cwd=tmp_path)
-    assert serving.process.wait(60) == 0
+    assert serving.process.wait(120) == 0
     refused = qafel("client", *where, "--patience", "0.1", cwd=tmp_path, expect=2)
     logs = [(tmp_path / "server.err").read_text(encoding="utf-8"), taken.stderr, refused.stderr]
     for text, last in zip(logs, ("results in", "20 accepted", "no broker at"), strict=True):

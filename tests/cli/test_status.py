@@ -107,7 +107,7 @@ def test_a_watched_run_is_shown_again_and_again_until_ctrl_c(tmp_path: Path, bro
     serving = Command(
         "server", tmp_path / "server.out", "mushrooms-fedbuff", "--broker", broker.url, "--out", str(tmp_path / "run")
     )
-    wait_for(lambda: (tmp_path / "server.err").read_text(encoding="utf-8"), "the server", 60)
+    wait_for(lambda: (tmp_path / "server.err").read_text(encoding="utf-8"), "the server")
     assert "state running" in " ".join(qafel_here("status", "--broker", broker.url)[0].split())
     command = [sys.executable, "-m", "qafel", "status", "--watch", "--json", "--broker", broker.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
@@ -116,7 +116,7 @@ def test_a_watched_run_is_shown_again_and_again_until_ctrl_c(tmp_path: Path, bro
         assert serving.end() == 0
         wait_for(lambda: json.loads(watching.stdout.readline())[0]["word"] == "stopped", "the end")
         watching.send_signal(signal.SIGINT)
-        _, complaint = watching.communicate(timeout=30)
+        _, complaint = watching.communicate(timeout=120)
     assert (watching.returncode, complaint) == (0, "")
     assert first["word"] == second["word"] == "running"
     assert second["state"]["at"] > first["state"]["at"]

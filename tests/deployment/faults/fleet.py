@@ -39,7 +39,7 @@ every = 1000
 [stop]
 server_steps = 1_000_000
 """
-_LAST_STEPS = 20
+_LAST_STEPS = 8
 _PATIENCE_S = 900.0
 
 
