@@ -334,11 +334,8 @@ class _Race:
             self._make(todo)
         loaded = {pair: [Run.load(self._folder / run.folder) for run in several] for pair, several in runs.items()}
         for run in loaded[self._reference]:
-            if run.summary.get("status") == "stalled":
-                reached = human_count(run.number("uploads"))
-                raise ConfigError(
-                    f"The pilot ended after {reached} uploads, because no more arrive. Set fewer `pilot_uploads`."
-                )
+            if not run.diverged and (reached := run.number("uploads")) < 0.9 * uploads:
+                raise ConfigError(f"The pilot ended after {human_count(reached)} uploads. Set fewer `pilot_uploads`.")
         scale = Scale.of(loaded[self._reference], self.request.target)
         entrants = {pair: self._entrant(pair, found, scale, uploads) for pair, found in loaded.items()}
         self.fedbuff = entrants[self._reference]
