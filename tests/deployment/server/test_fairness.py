@@ -76,7 +76,12 @@ class Fleet:
 
 @pytest.mark.parametrize(
     ("clients", "rate", "most"),
-    [(50, 1.0, 0.122), (200, 0.1, 0.032), (50, 1 / 120, 0.13), (200, 1 / 300, 0.036)],
+    [
+        (50, 1.0, 0.122),
+        (50, 1 / 120, 0.13),
+        pytest.param(200, 0.1, 0.032, marks=pytest.mark.slow),
+        pytest.param(200, 1 / 300, 0.036, marks=pytest.mark.slow),
+    ],
 )
 def test_three_clients_that_flood_have_at_most_twice_their_equal_shares(clients: int, rate: float, most: float) -> None:
     fleet = Fleet(dict.fromkeys(range(3, clients), rate) | dict.fromkeys(range(3), 300 * rate))
@@ -144,7 +149,7 @@ VISITORS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @example(  # a pause that a restart does not shorten
     [
         Visitor(200.0, False, 1.0, 10.0, 10.0),
@@ -327,7 +332,7 @@ def test_a_share_below_an_equal_one_is_refused() -> None:
         DefenceSettings(max_share=0.5)
 
 
-@pytest.mark.parametrize("max_share", [2.0, None])
+@pytest.mark.parametrize("max_share", [2.0, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_client_that_floods_a_live_server_is_told_and_the_others_fill_the_buffer(
     tmp_path: Path, access: Access, max_share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +388,7 @@ def test_a_client_that_floods_gets_no_new_share_from_a_restarted_server(
     asyncio.run(check())
 
 
-@pytest.mark.parametrize(("clients", "buffer"), [(2, 1), (2, 3), (5, 1)])
+@pytest.mark.parametrize(("clients", "buffer"), [(2, 1), pytest.param(2, 3, marks=pytest.mark.slow), (5, 1)])
 def test_a_fast_client_of_a_small_fleet_makes_steps_while_the_others_rest(
     tmp_path: Path, access: Access, clients: int, buffer: int
 ) -> None:
