@@ -1,12 +1,14 @@
 """The deployment's benchmark, on few updates: its figures are present and consistent."""
 
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from qafel.bench.deployment import DeploymentCase, measure
+from qafel.bench.deployment import DeploymentCase, _processes, measure
 from qafel.cli.bench import _deployment_table
+from qafel.errors import DataError
 
 
 def _shown(found):
@@ -39,3 +41,16 @@ def test_client_processes_upload_and_latency_is_stated():
     assert found["latency_median_s"] > 0
     assert found["broker_alone"] == {}
     assert "update: server" in _shown({"default": found})
+
+
+def _never_answer(case, folder):
+    raise TimeoutError
+
+
+@pytest.mark.slow
+def test_a_failure_without_a_message_is_named_by_its_type():
+    with (
+        pytest.raises(DataError, match="load: TimeoutError"),
+        _processes([("load", _never_answer)], DeploymentCase(), Path()) as results,
+    ):
+        results()

@@ -7,7 +7,6 @@ messages. All processes share this machine.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import tempfile
 import time
@@ -15,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -25,7 +24,11 @@ import numpy as np
 
 from qafel.algorithm.messages import HEADER_BYTES
 from qafel.bench.load import (
+    BARE,
+    RUN,
+    DeploymentCase,
     ask_for_starts,
+    cpu_s,
     light_client,
     resident_bytes,
     send_made,
@@ -33,13 +36,11 @@ from qafel.bench.load import (
     take_and_forget,
     wait_for_run,
 )
-from qafel.config import Config
 from qafel.deployment.broker import BrokerFolder, LocalBroker, free_port
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import ClientEvent, open_client, run_client
 from qafel.deployment.client.state import ClientState
 from qafel.deployment.connection import Stored, session
-from qafel.deployment.keys import Access
 from qafel.deployment.messages import Receipt
 from qafel.deployment.names import KEY_VALUE_STREAM, Names
 from qafel.deployment.server import ServerSettings, StartSettings
@@ -50,8 +51,6 @@ from qafel.quantizers import set_threads
 from qafel.rng import Stream
 from qafel.runs.live import LiveState
 
-RUN: Final = "bench"
-BARE: Final = "bare"
 _ORIGINALS: Final = 50
 _AT_ONCE: Final = 32
 _HEARTBEAT_S: Final = 0.25
@@ -61,58 +60,6 @@ Mark: TypeAlias = tuple[float, int, int, float]
 """A state of the server: time, updates, bytes of memory, seconds of processor time."""
 Found: TypeAlias = list[tuple[str, Figures]]
 """The results of the processes, each with its kind."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DeploymentCase:
-    """One measurement: a run, its clients, and a broker."""
-
-    updates: int = 20_000
-    clients: int = 10
-    dimension: int = 29_282
-    quantizer: str = "qsgd:4"
-    buffer_size: int = 10
-    sync: str | None = None
-    """The broker's sync interval: None for the default of two minutes, "always" for a sync per message."""
-    secured: bool = False
-    listeners: int = 0
-    min_interval_s: float = 0.0
-    mutants: int = 0
-    """The number of damaged messages that another client sends."""
-    made: bool = False
-    """Whether one process sends prepared uploads for all clients. Also measures the limit of the broker alone."""
-    starts: int = 0
-    """The number of linked starts that one process requests for each client, one after a server step."""
-
-    @property
-    def all_clients(self) -> int:
-        """All clients, with the small one that runs before the others."""
-        return self.clients + self.listeners + (self.mutants > 0) + 1
-
-    @property
-    def each(self) -> int:
-        """The number of prepared uploads per client: a few more than the run needs."""
-        return -(-self.updates // self.clients) + 64
-
-    def config(self) -> Config:
-        quantizers = {"client_quantizer": self.quantizer, "server_quantizer": self.quantizer}
-        return Config.from_dict(
-            {
-                "name": RUN,
-                "task": {"name": "quadratic", "clients": self.all_clients, "dimension": self.dimension},
-                "algorithm": {"method": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001}
-                | ({"catch_up": "link"} if self.starts else {}),
-                "evaluation": {"every": 1_000_000_000},
-                "stop": {"uploads": self.updates},
-            }
-        )
-
-    def access(self, folder: Path, user: str) -> Access:
-        """The access of a user to the broker of the benchmark in this folder."""
-        if self.secured:
-            return Access.of(None, folder / "broker" / (user or "operator"))
-        return Access((f"nats://127.0.0.1:{(folder / 'port').read_text()}",))
 
 
 Work: TypeAlias = Callable[[DeploymentCase, Path], Figures | Coroutine[Any, Any, Figures]]
@@ -136,12 +83,11 @@ def _measure(case: DeploymentCase) -> Figures:
         bare = _bare(case, folder) if case.made else {}
         works: list[tuple[str, Work]] = [("client", partial(upload, number)) for number in range(case.clients)]
         if case.made:
-            works = [("load", partial(send, RUN, case.each))]
+            works = [("load", partial(send_made, RUN, case.each))]
         works += [("listening", listen)] * (case.listeners > 0) + [("mutants", send_mutants)] * (case.mutants > 0)
         with _processes([("server", serve_run)], case, folder) as serving:
-            wait_for_run(case.access(folder, "server"), RUN)
-            credentials = folder / f"broker/clients/{case.all_clients - 1}" if case.secured else None
-            light = light_client(RUN, case.all_clients - 1, folder, case.access(folder, "").servers[0], credentials)
+            wait_for_run(case.access(folder, "server"))
+            light = light_client(case, folder)
             before_s = cpu_s(broker.pid)
             with _processes(works, case, folder) as uploaders:
                 found = uploaders() + serving()  # in this order: without uploads the server would wait forever
@@ -156,8 +102,8 @@ def _measure_starts(case: DeploymentCase) -> Figures:
     with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name, _broker(Path(name) / "broker", case):
         folder = Path(name)
         with _processes([("server", serve_run)], case, folder) as serving:
-            wait_for_run(case.access(folder, "server"), RUN)
-            with _processes([("load", ask_for_all)], case, folder) as asking:
+            wait_for_run(case.access(folder, "server"))
+            with _processes([("load", ask_for_starts)], case, folder) as asking:
                 ((_, asked), (_, server)) = asking() + serving()
         disk_bytes = sum(path.stat().st_size for path in (folder / "server" / "links").iterdir())
     marks = [mark for mark in server["marks"] if asked["began"] <= mark[0] <= asked["ended"]]
@@ -173,15 +119,13 @@ def _measure_starts(case: DeploymentCase) -> Figures:
     }
 
 
-async def ask_for_all(case: DeploymentCase, folder: Path) -> Figures:
-    """Ask for the starts of all clients from one process."""
-    return await ask_for_starts(case.config(), case.access(folder, ""), case.clients, case.starts)
-
-
 def _bare(case: DeploymentCase, folder: Path) -> Figures:
     """Publish, take and acknowledge as many bytes as in the run, and nothing else."""
     each = case.updates // case.clients
-    works: list[tuple[str, Work]] = [("taker", partial(take, each)), ("load", partial(send, BARE, each))]
+    works: list[tuple[str, Work]] = [
+        ("taker", partial(take_and_forget, each)),
+        ("load", partial(send_made, BARE, each)),
+    ]
     with _processes(works, case, folder) as ended:
         ((_, taken),) = (reported for reported in ended() if reported[0] == "taker")
         return taken
@@ -208,7 +152,7 @@ def _processes(works: list[tuple[str, Work]], case: DeploymentCase, folder: Path
                 process.terminate()
             if isinstance(error, QafelError) or not isinstance(error, Exception):
                 raise
-            raise DataError(f"the benchmark failed: {kind}: {error or type(error).__name__}") from error
+            raise DataError(f"the benchmark failed: {kind}: {str(error) or type(error).__name__}") from error
 
 
 def _perform(work: Work, case: DeploymentCase, folder: Path) -> Figures:
@@ -265,15 +209,6 @@ def _steady(marks: list[Mark]) -> list[Mark]:
     last = marks[-1][1]
     steady = [mark for mark in marks if 0.1 * last <= mark[1] < last]
     return steady if len(steady) > 1 else marks
-
-
-def cpu_s(pid: int) -> float:
-    """The processor time of another process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[-1].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def mutated(frames: list[bytes], chooser: random.Random) -> bytes:
@@ -349,17 +284,6 @@ def serve_run(case: DeploymentCase, folder: Path) -> Figures:
         progress=lambda state: marks.append((time.monotonic(), state.uploads, resident_bytes(), time.process_time())),
     )
     return {**summary, "marks": marks}
-
-
-async def send(run: str, each: int, case: DeploymentCase, folder: Path) -> Figures:
-    """Send `each` prepared uploads of every client from one process, to the server or to `take`."""
-    access = lambda number: case.access(folder, f"clients/{number}")  # noqa: E731
-    return await send_made(case.config(), run, access, case.clients, each, agreed=run == RUN)
-
-
-async def take(each: int, case: DeploymentCase, folder: Path) -> Figures:
-    """Take the uploads without reading them."""
-    return await take_and_forget(BARE, case.access(folder, "server"), each * case.clients)
 
 
 def upload(number: int, case: DeploymentCase, folder: Path) -> Figures:

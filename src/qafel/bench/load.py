@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
+import psutil
 
 from qafel.algorithm import Client, HiddenState, LocalTraining, Message
 from qafel.config import Config
@@ -29,7 +29,7 @@ from qafel.deployment.names import KEY_VALUE_STREAM, Names, StreamLimits
 from qafel.deployment.server.pipeline import MessageQueue
 from qafel.deployment.status import read_status
 from qafel.deployment.transport import wait_for_event
-from qafel.errors import BrokerError, DataError, QafelError
+from qafel.errors import DataError, QafelError
 from qafel.params import Layout, Vector
 from qafel.quantizers.kernels import CHOICE
 from qafel.rng import Stream
@@ -41,16 +41,76 @@ _LIGHT_UPDATES: Final = 20
 _STARTS_AT_ONCE: Final = 32
 _LOST_S: Final = 60.0
 
+RUN: Final = "bench"
+BARE: Final = "bare"
+
 Upload = tuple[bytes, dict[str, str]]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class DeploymentCase:
+    """One measurement: a run, its clients, and a broker."""
+
+    updates: int = 20_000
+    clients: int = 10
+    dimension: int = 29_282
+    quantizer: str = "qsgd:4"
+    buffer_size: int = 10
+    sync: str | None = None
+    """The broker's sync interval: None for the default of two minutes, "always" for a sync per message."""
+    secured: bool = False
+    listeners: int = 0
+    min_interval_s: float = 0.0
+    mutants: int = 0
+    """The number of damaged messages that another client sends."""
+    made: bool = False
+    """Whether one process sends prepared uploads for all clients. Also measures the limit of the broker alone."""
+    starts: int = 0
+    """The number of linked starts that one process requests for each client, one after a server step."""
+
+    @property
+    def all_clients(self) -> int:
+        """All clients, with the small one that runs before the others."""
+        return self.clients + self.listeners + (self.mutants > 0) + 1
+
+    @property
+    def each(self) -> int:
+        """The number of prepared uploads per client: a few more than the run needs."""
+        return -(-self.updates // self.clients) + 64
+
+    def config(self) -> Config:
+        quantizers = {"client_quantizer": self.quantizer, "server_quantizer": self.quantizer}
+        return Config.from_dict(
+            {
+                "name": RUN,
+                "task": {"name": "quadratic", "clients": self.all_clients, "dimension": self.dimension},
+                "algorithm": {"method": "qafel", **quantizers, "buffer_size": self.buffer_size, "server_lr": 0.001}
+                | ({"catch_up": "link"} if self.starts else {}),
+                "evaluation": {"every": 1_000_000_000},
+                "stop": {"uploads": self.updates},
+            }
+        )
+
+    def access(self, folder: Path, user: str) -> Access:
+        """The access of a user to the broker of the benchmark in this folder."""
+        if self.secured:
+            return Access.of(None, folder / "broker" / (user or "operator"))
+        return Access((f"nats://127.0.0.1:{(folder / 'port').read_text()}",))
+
+
 def resident_bytes(pid: int | None = None) -> int:
-    """The memory in use by a process; by default this one."""
+    """The memory in use by a process, zero if it has ended; by default this one."""
     try:
-        pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
         return 0
-    return 4096 * pages
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time of another process."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def sound_uploads(config: Config, number: int, count: int) -> list[bytes]:
@@ -92,14 +152,12 @@ class _Sender:
         await self.send()
 
 
-async def send_made(
-    config: Config, run: str, access: Callable[[int], Access], clients: int, each: int, *, agreed: bool = True
-) -> dict[str, Any]:
+async def send_made(run: str, each: int, case: DeploymentCase, folder: Path) -> dict[str, Any]:
     """Send `each` prepared and signed uploads of every client, until all are answered or the run has ended.
 
-    `agreed`: the run has an agreement, and signatures include its run id.
+    In a run with a server, signatures include its run id.
     """
-    names, ended = Names(run), asyncio.Event()
+    names, ended, agreed = Names(run), asyncio.Event(), run == RUN
     wire = Counter[str]()
 
     async def on_state(stored: Stored) -> None:
@@ -108,15 +166,17 @@ async def send_made(
 
     async with AsyncExitStack() as stack:
         senders: list[_Sender] = []
-        shared = await stack.enter_async_context(session(access(0), "0", patience_s=60, wire=wire))
+        shared = await stack.enter_async_context(
+            session(case.access(folder, "clients/0"), "0", patience_s=60, wire=wire)
+        )
         run_id = await _run_id(shared, names) if agreed else ""
         await shared.subscribe(names.state, on_state)
-        for number in range(clients):
-            broker = shared
-            if access(number).seed and number:  # each key may send for its own client only
-                broker = await stack.enter_async_context(session(access(number), str(number), patience_s=60, wire=wire))
-            subject, signer = names.upload(number), access(number).signer()
-            frames = await asyncio.to_thread(sound_uploads, config, number, each)
+        for number in range(case.clients):
+            broker, access = shared, case.access(folder, f"clients/{number}")
+            if access.seed and number:  # each key may send for its own client only
+                broker = await stack.enter_async_context(session(access, str(number), patience_s=60, wire=wire))
+            subject, signer = names.upload(number), access.signer()
+            frames = await asyncio.to_thread(sound_uploads, case.config(), number, each)
             uploads = [(frame, signer.headers(signed_name(subject, run_id), frame)) for frame in frames]
             sender = _Sender(broker, subject, uploads)
             await broker.subscribe(names.receipt(number), sender.on_receipt)
@@ -141,12 +201,13 @@ async def send_made(
     }
 
 
-async def ask_for_starts(config: Config, access: Access, clients: int, rounds: int) -> dict[str, Any]:
+async def ask_for_starts(case: DeploymentCase, folder: Path) -> dict[str, Any]:
     """Ask for a start of every client in each round, with a server step before each round.
 
     The first start of a client is longer, so the first round does not count.
     """
-    names, answered, points = Names(config.name), asyncio.Event(), [0] * clients
+    clients, rounds = case.clients, case.starts
+    names, answered, points = Names(RUN), asyncio.Event(), [0] * clients
     waiting, received, began = set[int](), 0, (0.0, 0)
 
     async def on_start(stored: Stored) -> None:
@@ -161,11 +222,11 @@ async def ask_for_starts(config: Config, access: Access, clients: int, rounds: i
     async def on_receipt(_: Stored) -> None:
         answered.set()
 
-    async with session(access, "0", patience_s=60) as broker:
+    async with session(case.access(folder, ""), "0", patience_s=60) as broker:
         await _run_id(broker, names)
         await broker.subscribe(names.started(0).removesuffix("0") + "*", on_start)
         await broker.subscribe(names.receipt(0), on_receipt)
-        for number, upload in enumerate(await asyncio.to_thread(sound_uploads, config, 0, rounds + 1)):
+        for number, upload in enumerate(await asyncio.to_thread(sound_uploads, case.config(), 0, rounds + 1)):
             answered.clear()
             await broker.send(names.upload(0), upload)
             await answered.wait()
@@ -193,10 +254,10 @@ async def _run_id(broker: Broker, names: Names) -> str:
     return Agreement.run_id_of(stored.data)
 
 
-async def take_and_forget(run: str, access: Access, messages: int) -> dict[str, Any]:
+async def take_and_forget(each: int, case: DeploymentCase, folder: Path) -> dict[str, Any]:
     """The rate of the broker alone: take messages from the work queue and acknowledge them unread."""
-    names, taken = Names(run), 0
-    async with session(access, "server", patience_s=60) as broker:
+    names, taken, messages = Names(BARE), 0, each * case.clients
+    async with session(case.access(folder, "server"), "server", patience_s=60) as broker:
         await broker.ensure_buckets(1)
         await broker.ensure(names, StreamLimits())
         await broker.new_consumer(names.upload_stream, names.consumer(1))
@@ -218,15 +279,13 @@ async def take_and_forget(run: str, access: Access, messages: int) -> dict[str, 
     return {"messages_per_s": (after - before) / (end - begin)}
 
 
-def wait_for_run(access: Access, run: str, most_s: float = 60.0) -> None:
-    """Wait until the server of a run reports that it is running."""
+def wait_for_run(access: Access, most_s: float = 60.0) -> None:
+    """Wait until the server of the run reports that it is running."""
     deadline = time.monotonic() + most_s
     while time.monotonic() < deadline:
-        try:
-            if any(status.word == "running" for status in asyncio.run(read_status(access, run, patience_s=5))):
+        with suppress(QafelError):
+            if any(status.word == "running" for status in asyncio.run(read_status(access, RUN, patience_s=5))):
                 return
-        except (BrokerError, QafelError):
-            pass
         time.sleep(0.1)
 
 
@@ -236,10 +295,13 @@ def train_little(start: HiddenState, local: LocalTraining, stream: Stream) -> Ve
     return start.vector * np.float32(0.999)
 
 
-def light_client(run: str, number: int, folder: Path, url: str | None, credentials: Path | None) -> dict[str, Any]:
+def light_client(case: DeploymentCase, folder: Path) -> dict[str, Any]:
     """Run `qafel client` with NumPy kernels: the time until it is ready, and its memory after some updates."""
-    where = ["--credentials", str(credentials)] if credentials else ["--broker", str(url), "--client-id", str(number)]
-    command = [sys.executable, *f"-m qafel client --json --run {run} --train {__name__}:train_little".split(), *where]
+    number = str(case.all_clients - 1)
+    where = ["--broker", case.access(folder, "").servers[0], "--client-id", number]
+    if case.secured:
+        where = ["--credentials", str(folder / "broker" / "clients" / number)]
+    command = [sys.executable, *f"-m qafel client --json --run {RUN} --train {__name__}:train_little".split(), *where]
     command += ["--state", str(folder / "light"), *f"--max-failures 1 --max-updates {_LIGHT_UPDATES}".split()]
     began_s, ready_s, most = time.monotonic(), 0.0, 0
     client = subprocess.Popen(command, env={**os.environ, CHOICE: "numpy"}, stdout=subprocess.PIPE, text=True)
