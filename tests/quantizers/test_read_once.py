@@ -15,7 +15,7 @@ QUICK = ("--quiet", "--set", "stop.server_steps=2")
     "command",
     [
         ("run", "mushrooms-qafel-4bit", *QUICK),
-        ("sweep", "mushrooms-qafel-4bit", *QUICK, "--seeds", "1", "--workers", 1),
+        pytest.param(("sweep", "mushrooms-qafel-4bit", *QUICK, "--seeds", "1", "--workers", 1), marks=pytest.mark.slow),
     ],
 )
 def test_a_command_reads_the_text_of_each_quantizer_once(command, tmp_path):
