@@ -239,6 +239,8 @@ def test_a_client_over_its_limit_is_told_when_to_ask_again_and_waits(
             await work
             assert time.monotonic() >= client.follower.starts._not_before > frozen + 1, "a token every second"
             assert refused() == 1
+            client.follower.ready, client.follower.starts._not_before = False, time.monotonic() + 1e6
+            assert "limits" in client._waits_for()
         assert "Asking again in 1 s" in caplog.text
 
     asyncio.run(check())
@@ -345,6 +347,45 @@ def test_a_client_that_waits_for_a_lost_server_finds_a_new_run_of_the_same_name(
     keys = BrokerFolder.init(tmp_path / "broker", 1, port=port, sync="2m").path
     with LocalBroker(keys, port=port):
         asyncio.run(check(keys))
+
+
+def test_a_client_never_starts_from_a_point_that_the_server_did_not_make(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server, or someone on a broker without keys, answers with nonsense."""
+    monkeypatch.setattr(starts, "_ANSWER_S", 0.5)  # a longer answer than there can be is none
+
+    async def check() -> None:
+        async with served(tmp_path, access) as server:
+            assert server.starts is not None
+            starts, reply, made, asked = server.starts, server.starts._reply, set[int](), iter(range(1000))
+
+            def lie(client: int, request: StartRequest) -> StartReply:
+                true = reply(client, request)
+                made.add(starts._given[client][0])
+                whole = server.ledger.server.hidden_state.to_snapshot()
+                flipped = bytearray(true.frame)
+                flipped[-1:] = bytes([flipped[-1] ^ 1]) if flipped else b""
+                lies = [b"", b"x", true.frame[:-1], bytes(flipped), whole[:-4]]
+                number = next(asked)
+                return true._replace(frame=lies[number]) if number < len(lies) else true
+
+            starts._reply = lie  # type: ignore[method-assign]
+            started: list[int] = []
+            begin = DeploymentClient.begin
+
+            def watched(client: DeploymentClient) -> Any:
+                started.append(client.core.hidden_state.digest)
+                return begin(client)
+
+            monkeypatch.setattr(DeploymentClient, "begin", watched)
+            settings = ClientSettings(patience_s=60, max_updates=2)
+            with ClientState(tmp_path / "client") as state:
+                client = await open_client(train_task, NAMES, 0, state, access, settings)
+                assert (await client.run()).outcomes == {"accepted": 2}
+            assert set(started) <= made, "it started from another point"
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("head", ["", "1 2 3", "1 2 3 4 5 6 7", "-1 2 3 4 5 6", "1 2 3 4 5 x", "1" * 30 + " 2 3 4 5 6"])

@@ -401,7 +401,7 @@ class DeploymentClient:
             return "the server, which was stopped"
         if silent_s > SILENT_S:
             return f"the server, which has been silent for {human_seconds(round(silent_s))}"
-        return _WORKING[self._full] if self.follower.ready else "the hidden state"
+        return _WORKING[self._full] if self.follower.ready else self.follower.waits_for
 
     def _now_held(self) -> Kept:
         return Kept(self.core.hidden_state, self.follower.held)

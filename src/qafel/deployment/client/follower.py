@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from qafel.deployment.messages import Agreement, StartReply, StartRequest, read_
 from qafel.deployment.names import EPOCH, KEY_VALUE_STREAM, OBJECT, SIGNATURE, START, Names, number_in
 from qafel.errors import DataError, HiddenStateError, MessageError
 from qafel.runs.live import LiveState
+from qafel.text import human_seconds
 
 _AT_ONCE: Final = 32
 _FRESH_S: Final = 10.0  # a download for a start serves it for so long
@@ -116,6 +118,12 @@ class Follower:
     def caught_up(self) -> bool:
         """Whether the client holds the server's last announced version, or what broadcasts never advance."""
         return self.by_start or (self.state is not None and self.version >= self.state.version)
+
+    @property
+    def waits_for(self) -> str:
+        """What a start that may not begin yet waits for."""
+        wait_s = math.ceil(self.starts.waits_s)
+        return f"a start, which the server's limits allow in {human_seconds(wait_s)}" if wait_s else "the hidden state"
 
     @property
     def by_start(self) -> bool:
@@ -370,6 +378,9 @@ class Follower:
                 self._restart = True
                 return False
             self._moved(len(reply.frame), plan.held._replace(position=reply.position, exact=False, linked=True))
+        elif not digest:  # "keep what you hold" makes no sense
+            self.ignored["no-start"] += 1
+            return False
         return self._get_ready()
 
     async def _take_snapshot(self, broker: Broker) -> bool:

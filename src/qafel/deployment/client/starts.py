@@ -44,9 +44,14 @@ class StartRequests:
     _answer: StartReply | None = None
     _came: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def waits_s(self) -> float:
+        """How long the server's limits keep this client from asking again."""
+        return max(0.0, self._not_before - time.monotonic())
+
     async def ask(self, broker: Broker, run_id: str, request: StartRequest) -> StartReply | None:
         """Ask, and return the answer. None: there is none, or the server said when to ask again."""
-        if time.monotonic() < self._not_before:
+        if self.waits_s:
             return None
         if request != self._request:
             self._answer_s = _ANSWER_S
