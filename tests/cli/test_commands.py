@@ -43,7 +43,7 @@ def test_the_light_core_loads_without_torch_ray_or_a_broker():
         "loaded = {'torch', 'ray', 'nats', 'tensorboard', 'plotly'} & set(sys.modules); "
         "assert not loaded, loaded"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600, capture_output=True)
 
 
 def test_a_command_loads_no_other():
@@ -52,7 +52,7 @@ def test_a_command_loads_no_other():
         "loaded = {'qafel.cli.run', 'qafel.cli.deploy', 'qafel.simulator', 'pandas'} & set(sys.modules); "
         "assert not loaded, loaded"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600, capture_output=True)
 
 
 def options(command, path):

@@ -27,7 +27,7 @@ def installed(*arguments, cwd):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "PYTHONSAFEPATH": "1"},
         check=False,
     )

@@ -76,7 +76,7 @@ def test_an_interrupted_sweep_saves_its_runs(tmp_path, workers):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "1 of 2 runs" in said
     assert "Traceback" not in said

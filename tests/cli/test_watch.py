@@ -98,7 +98,7 @@ def test_the_command_says_where_the_page_is_and_ends_quietly(tmp_path: Path, num
         line = watching.stdout.readline()
         assert line.startswith(f"watching {tmp_path} at http://127.0.0.1:")
         watching.send_signal(number)
-        _, complaint = watching.communicate(timeout=60)
+        _, complaint = watching.communicate(timeout=600)
     assert complaint == ""
     assert watching.returncode == 0
 
@@ -113,20 +113,20 @@ def test_streams_without_end_leave_the_page_to_others_and_fill_no_log(tmp_path: 
         try:
             with crowd(port, 1100, asked) as held:
                 wait_for(lambda: still_open(held) <= 64, "most to be refused")
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=600) as page:
                     assert b"Runs, live" in page.read()
                 with pytest.raises(urllib.error.HTTPError, match="503"):
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=60)
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=600)
             wait_for(lambda: _first_of_events(port) == b"retry: 2000\n", "a place")
         finally:
             watching.terminate()
-            said, complaint = watching.communicate(timeout=60)
+            said, complaint = watching.communicate(timeout=600)
     assert (said, complaint) == ("", "")
 
 
 def _first_of_events(port: int) -> bytes:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=60) as events:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=600) as events:
             return bytes(events.readline())
     except urllib.error.HTTPError as error:
         return error.read()

@@ -176,7 +176,7 @@ def test_a_plan_for_total_bytes_compares_short_downloads_with_the_exact_ones_of_
     made = []
     config = with_catch_up(SMALL, "total", TASK.layout)
     pair = Candidates(["rotated:2"], ["rotated:4"], [5])
-    plan = planned(tmp_path, made, config=config, candidates=pair, budget_bytes=100_000)
+    plan = planned(tmp_path, made, config=config, candidates=pair, budget_bytes=100_000, pilot_uploads=640)
     assert {run.config.algorithm.client_quantizer: run.config.algorithm.catch_up for run in made} == {
         "rotated:2": "auto", "none": "exact",
     }  # fmt: skip
@@ -208,7 +208,7 @@ def test_a_slower_pair_is_recommended_only_within_the_allowed_uploads(folder, pl
 def test_a_diverging_candidate_comes_last(tmp_path):
     wild = Config.from_dict(TABLE | {"algorithm": {**TABLE["algorithm"], "server_lr": 1.0, "client_lr": 0.2}})
     rough = Candidates(["rand_k:0.025", "rotated:4"], ["rotated:4"], [5])
-    plan = planned(tmp_path, config=wild, candidates=rough, budget_bytes=300_000)
+    plan = planned(tmp_path, config=wild, candidates=rough, budget_bytes=300_000, pilot_uploads=640)
     assert plan.recommended.pair.client == "rotated:4"
     json.dumps(plan_json(plan), allow_nan=False)
 
@@ -217,7 +217,7 @@ def test_a_diverging_candidate_comes_last(tmp_path):
 def test_a_pilot_from_which_nothing_follows_is_an_error(rate, words, tmp_path):
     bad = Config.from_dict(TABLE | {"algorithm": {**TABLE["algorithm"], "client_lr": rate, "server_lr": rate}})
     with pytest.raises(ConfigError, match=words):
-        planned(tmp_path, config=bad, budget_bytes=1e6)
+        planned(tmp_path, config=bad, candidates=Candidates(["rotated:4"], ["sign"], [5]), budget_bytes=1e6)
 
 
 def test_a_pilot_without_further_arrivals_is_not_called_diverged(tmp_path):
