@@ -187,11 +187,18 @@ class Ledger:
         history        the number of broadcasts kept in memory
         clients        the number of clients, for methods that need it
         """
+
+        def begin() -> Server:
+            server = Server(initial_model(), algorithm, seed, clients=clients)
+            require_savable(server)
+            return server
+
         busy = ConfigError(f"another server uses {folder}: stop it, or choose another `out`")
         with writing(f"to {folder}", "; choose another folder"):
             make_private(folder)  # it holds clients' uploads
         with Lock(folder / "lock", busy):
-            load = partial(_newest_sound, folder, initial_model, algorithm, seed, size, history, clients)
+            restore = partial(restore_server, algorithm=algorithm, seed=seed, size=size, clients=clients)
+            load = partial(_newest_sound, folder, history, begin, restore)
             ledger = load()
             try:
                 ledger.step_if_due()  # the process was killed before it
@@ -389,19 +396,13 @@ def _epoch(folder: Path) -> int:
 
 
 def _newest_sound(
-    folder: Path,
-    initial_model: Callable[[], Vector],
-    algorithm: Algorithm,
-    seed: int,
-    size: int,
-    history: int,
-    clients: int | None,
+    folder: Path, history: int, begin: Callable[[], Server], restore: Callable[[Checkpoint], Server]
 ) -> Ledger:
     """Restore the newest checkpoint whose journal can be replayed, or start from x⁰ if the whole journal is there."""
     failed: list[tuple[Path, Exception]] = []
     for _, path in reversed(_checkpoints(folder)):
         try:
-            ledger = Ledger(folder, *_read(path, algorithm, seed, size, clients), history)
+            ledger = Ledger(folder, *_read(path, restore), history)
             break
         except (DamagedJournal, OutputError):
             raise
@@ -411,26 +412,20 @@ def _newest_sound(
     else:
         if failed and not begins_at_start(folder):
             raise DataError(f"cannot use any checkpoint in {folder}; {failed[0][0]}: {failed[0][1]}") from None
-        server = Server(initial_model(), algorithm, seed, clients=clients)
-        require_savable(server)
-        ledger = Ledger(folder, server, RowLog(folder, _KEPT), _NEW, history)
+        ledger = Ledger(folder, begin(), RowLog(folder, _KEPT), _NEW, history)
     for path, _ in failed:  # do not count it among the kept ones
         path.rename(path.with_suffix(".unused"))
     return ledger
 
 
-def _read(
-    path: Path, algorithm: Algorithm, seed: int, size: int, clients: int | None
-) -> tuple[Server, RowLog, _Values]:
+def _read(path: Path, restore: Callable[[Checkpoint], Server]) -> tuple[Server, RowLog, _Values]:
     rows = RowLog(path.parent, _KEPT)
     saved = read_checkpoint(path, rows)
     try:
         values = _Values.model_validate(saved.values)
     except ValidationError as error:
         raise DataError(f"{path} is damaged ({fault_of(error)})") from None
-    inner = Checkpoint(saved.arrays, values.server, saved.rows)
-    server = restore_server(inner, algorithm, seed, size=size, clients=clients)
-    return server, rows, values
+    return restore(Checkpoint(saved.arrays, values.server, saved.rows)), rows, values
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
