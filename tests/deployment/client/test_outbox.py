@@ -135,6 +135,14 @@ def test_a_client_that_lost_its_folder_may_be_told_to_skip_far(client: Deploymen
     assert client.begin().sequence == 1_000_001
 
 
+def test_what_is_saved_while_a_new_run_begins_belongs_to_the_old_one(client: DeploymentClient) -> None:
+    now = client._now_held()
+    client.follower.held_run_id = "new"
+    client._save(now)
+    assert client._state.load("new", 4, _algorithm()) is None
+    assert client._state.load("id", 4, _algorithm()) is not None
+
+
 def test_a_client_never_uses_a_number_twice_even_if_killed(tmp_path: Path) -> None:
     used: list[int] = []
     for taken in (3, 20, 1):

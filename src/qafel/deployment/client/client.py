@@ -403,13 +403,15 @@ class DeploymentClient:
             return f"the server, which has been silent for {human_seconds(round(silent_s))}"
         return _WORKING[self._full] if self.follower.ready else self.follower.waits_for
 
-    def _now_held(self) -> Kept:
-        return Kept(self.core.hidden_state, self.follower.held)
+    def _now_held(self) -> tuple[str, Kept]:
+        """The held x̂, and the run that it belongs to."""
+        return self.follower.held_run_id, Kept(self.core.hidden_state, self.follower.held)
 
-    def _save(self, kept: Kept) -> None:
+    def _save(self, now: tuple[str, Kept]) -> None:
+        run_id, kept = now
         with self._saving:
             if kept.held.position is not None:
-                self._state.save(self.follower.held_run_id, kept)
+                self._state.save(run_id, kept)
 
     def _on_advance(self, version: int, received_bytes: int) -> None:
         self.report.received_bytes += received_bytes
