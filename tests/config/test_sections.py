@@ -17,6 +17,7 @@ from qafel.errors import ConfigError
         ("algorithm.method=fedavg", "fedavg has client_quantizer"),
         ("algorithm.local_epochs=1", "local training lasts some steps or some epochs; got steps=10, epochs=1"),
         ("algorithm.client_lr=-1", "greater than 0"),
+        ("algorithm.client_lr={cosine=100}", "client_lr_schedule"),
         ("stop.at_target=true", "at_target needs a target: set evaluation.target"),
         ("timing.dropout=1", "timing.dropout"),
         ("timing.dropout=[0.5,-1]", "timing.dropout"),

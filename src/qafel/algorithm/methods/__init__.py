@@ -178,6 +178,8 @@ class AlgorithmSettings(Section):
             return data
         if name not in METHODS:
             raise ValueError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
+        if isinstance(data.get("client_lr"), Mapping):
+            raise ValueError("client_lr is the first rate: give the schedule to client_lr_schedule")
         resolved = METHODS[name].resolve(name, data)
         if resolved.get("local_steps") is None and resolved.get("local_epochs") is None:
             resolved["local_steps"] = DEFAULT_LOCAL_STEPS
