@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from reproduction import __main__ as command
+from reproduction import outputs
 from reproduction.entries import ENTRIES
 from tests.command import run_module
 
@@ -21,6 +22,12 @@ QUICK = ("--quick", "--quiet", "--executor", "inline")
 
 
 reproduce = partial(run_module, "reproduction", cwd=ROOT)
+
+
+@pytest.fixture(autouse=True)
+def without_pixels(monkeypatch):
+    """Figures take the most time. Only commands in processes of their own draw them."""
+    monkeypatch.setattr(outputs, "rendered", lambda *_: b"")
 
 
 def in_this_process(name, out, *only, **options):

@@ -62,11 +62,13 @@ def test_the_staleness_of_an_unfinished_run_is_that_of_all_its_rows(make_run):
 
 
 def test_an_unfinished_run_of_a_custom_task_has_its_metric_and_goal(make_run):
-    path = make_run(metric=[0.1, 0.6, 0.5], finished=False, config={"task": {"name": "mine"}})
+    config = {"task": {"name": "mine"}, "evaluation": {"target": 0.6}}
+    path = make_run(metric=[0.1, 0.6, 0.5], finished=False, config=config)
     assert Run.load(path).goal == "min", "unknown"
     write_live(path, LiveState(status="stopped", at=1.0, version=2, metric_name="F1", metric_goal="max"))
     run = Run.load(path)
     assert (run.summary["metric_name"], run.goal) == ("F1", "max")
+    assert run.at_target(run.column("uploads")) == 10
     assert best_of(run, run.goal) == 0.6
     (path / LIVE_FILE).write_text("damaged")
     assert Run.load(path).number("metric_final") == 0.5
