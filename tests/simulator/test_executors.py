@@ -45,7 +45,7 @@ def sha(executor, workers=None, **changes):
     ).summary["model_sha256"]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_processes_give_the_bits_that_one_thread_gives(workers):
     assert sha("processes", workers) == sha("inline")
 
