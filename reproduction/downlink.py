@@ -36,8 +36,8 @@ MOST_UPLOADS = 120_000
 
 WINDOW = 9
 """The evaluations in a mean of the loss."""
-LEVEL = 0.01
-"""The suboptimality on mushrooms where bytes are counted."""
+LEVEL = 0.02
+"""The suboptimality on mushrooms where bytes are counted. No run reaches 0.01 within its 2,000 server steps."""
 
 
 def _starts(tag: str, catch_up: str, *settings: str) -> Change:
@@ -277,6 +277,6 @@ CONVEX_ENTRY = Entry(
     (),
     lambda _: (
         "2,000 clients, of which 100 train at a time. The model has 113 coordinates, and the header of a message 64 "
-        "bytes.",
+        "bytes. The level was 0.01 at first, which no run reaches within its 2,000 server steps.",
     ),
 )

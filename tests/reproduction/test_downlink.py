@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reproduction.downlink import CHOSEN, WINDOW, loss_ratio, smoothed_loss, uploads_at_loss
+from reproduction.downlink import CHOSEN, CONVEX_STARTS, WINDOW, loss_ratio, smoothed_loss, uploads_at_loss
 from reproduction.entries import ENTRIES
 from reproduction.entry import Extent
 from reproduction.neural import FEDBUFF
 from reproduction.statistics import UNKNOWN
+from reproduction.store import Store
 from tests.reproduction.made_up import made_up, measured, verdicts
 
 ENTRY = ENTRIES["downlink-cifar10"]
+RESULTS = Path(__file__).parents[2] / "reproduction/results"
 STEPS = np.arange(101)
 
 
@@ -134,6 +137,16 @@ def test_fedbuff_and_the_chosen_starts_have_five_seeds():
     assert counts[FEDBUFF] == counts[CHOSEN] == 5
     assert set(counts.values()) == {3, 5}
     assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_stored_runs_on_mushrooms_reach_the_level_where_bytes_are_counted():
+    entry = ENTRIES["downlink-mushrooms"]
+    pairs = Store(Path("none"), RESULTS).load(entry.plan(Extent((0,), exact_seeds=True)))
+    assert len(pairs) == len(CONVEX_STARTS)
+    table = entry.table(measured(*pairs))
+    for row in table.rows:
+        assert all(math.isfinite(cell.mean) for cell in row[1:-1]), row[0]
+        assert row[-1] != UNKNOWN
 
 
 def test_the_convex_entry_has_rare_starters():
