@@ -59,10 +59,12 @@ def _client(folder: Path, number: int = 0) -> Access:
 
 async def _denied(broker: Broker, subject: str, data: bytes = b"") -> bool:
     """The broker answers a forbidden publish with an error and drops it."""
-    broker.connection._err = None
+    connection, error = broker.connection, f'permissions violation for publish to "{subject.lower()}"'
+    connection._err = None
     await broker.send(subject, data)
-    await broker.flush()  # its answers are in order
-    return f'permissions violation for publish to "{subject.lower()}"' in str(broker.connection.last_error)
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: error in str(connection.last_error), 60)
+    return error in str(connection.last_error)
 
 
 async def _heard(broker: Broker, subject: str, cause: str, folder: Path, least: int = 0) -> list[bytes]:
