@@ -143,7 +143,7 @@ def test_without_numba_every_quantizer_and_a_server_work_and_golden_frames_hold(
     code += "\nimport qafel\nqafel.Server(np.zeros(9, 'f4'), qafel.method('qafel'), 0)\nprint('numba' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.stdout.split() == ["0", "False"], done.stderr
 
