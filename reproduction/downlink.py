@@ -234,8 +234,7 @@ ENTRY = Entry(
         "those of the row, the geometric mean over common seeds. Equal loss: the test loss as a mean over nine "
         "evaluations, at the levels of the second half of FedBuff's run that both runs reach.",
         "QAFeL uploads 0.75 bit and broadcasts 2 bits per coordinate. Short runs with seed 0 chose these rates and the "
-        "linked start of 1 bit, by their loss. Linked starts of 1.25 bits got two more seeds after their first three were "
-        "seen.",
+        "linked start of 1 bit, by their loss. Linked starts of 1.25 bits got two more seeds after the first three.",
     ),
 )
 
