@@ -139,7 +139,7 @@ CIFAR10: dict[str, tuple[str, dict[str, object]]] = {
     "trellis": ("cifar10-qafel-c100-trellis", {}),
 }
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
-    "snapshot-quantizer": (QAFEL, {"algorithm.catch_up": {"name": "snapshot", "quantizer": "qsgd:4"}}),
+    "snapshot-quantizer": (QAFEL, {"algorithm.catch_up": '{name="snapshot",quantizer="qsgd:4"}'}),
     "direct-drawn-at-start": (DIRECT, {"algorithm.direct_draw": "start"}),
     "fedasync-drawn-at-start": ("mushrooms-fedasync-direct", {"algorithm.direct_draw": "start"}),
     "median": (QAFEL, {"algorithm.aggregation": "median"}),
@@ -178,7 +178,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
         QAFEL,
         {
             "timing.network.download_rate": 500,
-            "algorithm.catch_up": {"name": "snapshot", "quantizer": "qsgd:4"},
+            "algorithm.catch_up": '{name="snapshot",quantizer="qsgd:4"}',
             "timing.network.spread": 0.5,
         },
     ),
