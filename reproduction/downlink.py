@@ -30,8 +30,8 @@ from reproduction.entry import Change, Claim, Entry, Extent, Verdict, repeated
 from reproduction.neural import FEDBUFF
 from reproduction.statistics import UNKNOWN, Interval, jointly, power, ratio
 
-EXACT, CHOSEN, ONE_BIT = "exact", "link, 1 bit", "link, 1 bit; 1 bit down"
-FIVE_SEEDS = (FEDBUFF, CHOSEN, "link, 1.25 bits")
+EXACT, CHOSEN, ONE_BIT, LAYERS = "exact", "link, 1 bit", "link, 1 bit; 1 bit down", "link, 1 bit; layers"
+FIVE_SEEDS = (FEDBUFF, CHOSEN, LAYERS, "link, 1.25 bits")
 MOST_UPLOADS = 120_000
 
 WINDOW = 9
@@ -44,9 +44,9 @@ def _starts(tag: str, catch_up: str, *settings: str) -> Change:
     return Change(tag, (f"algorithm.catch_up={catch_up}", *settings))
 
 
-def _link(bits: float) -> str:
+def _link(bits: float, family: str = "trellis") -> str:
     """Linked starts. A client's first one has one bit more."""
-    return f'{{ name = "link", quantizer = "trellis:{bits:g}", first = "trellis:{1 + bits:g}" }}'
+    return f'{{ name = "link", quantizer = "{family}:{bits:g}", first = "{family}:{1 + bits:g}" }}'
 
 
 def _snapshot(quantizer: str) -> str:
@@ -70,8 +70,21 @@ STARTS = {
     "snapshot, 3 bits": _qafel("snapshot3", _snapshot("trellis:3")),
     EXACT: _qafel("exact", '"exact"'),
     ONE_BIT: ("cifar10-qafel-c100-trellis", _starts("link1", _link(1), _LIMIT)),
+    LAYERS: (
+        "cifar10-qafel-c100-trellis",
+        _starts(
+            "down2-layers-link1",
+            _link(1, "layers:trellis"),
+            'algorithm.client_quantizer="layers:trellis:0.75"',
+            'algorithm.server_quantizer="layers:trellis:2"',
+            _LIMIT,
+        ),
+    ),
 }
-"""The configuration and change of each row. QAFeL has 0.75 bit up and 2 bits down. FedBuff's rows have the loss."""
+"""The configuration and change of each row. QAFeL has 0.75 bit up and 2 bits down. FedBuff's rows have the loss.
+
+"layers": each message keeps tensors of different magnitudes apart.
+"""
 
 _RARE = ("task.clients=2000", 'timing.arrivals="constant"', "timing.concurrency=100")
 _SHORT = (*_RARE, "stop.server_steps=2000", "evaluation.every=10")
