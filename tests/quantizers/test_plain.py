@@ -41,6 +41,17 @@ def test_numpy_encodes_and_decodes_to_the_bits_of_the_compiled_kernels(
     cases = [(vector, size) for size in SIZES for vector in vectors(size).values()]
     cases += [(vectors(9000)[name], 9000) for name in ("gaussian", "mixed scales")]
     cases.append((vectors(CELEBA.size)["gaussian"], CELEBA.size))
+    require_equal_bits(spec, cases, monkeypatch)
+
+
+@pytest.mark.slow
+@every_spec
+@pytest.mark.filterwarnings("error")
+def test_numpy_gives_these_bits_for_long_vectors_of_every_kind(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_equal_bits(spec, [(vector, 9000) for vector in vectors(9000).values()], monkeypatch)
+
+
+def require_equal_bits(spec: str, cases: list[tuple[Vector, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for vector, size in cases:
         quantizer = parse(spec, CELEBA if size == CELEBA.size else None)
