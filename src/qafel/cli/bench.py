@@ -141,8 +141,8 @@ def bench_deployment(
     Example: qafel bench deployment --json deployment.json
     """
     require_extra()
-    from qafel.bench.deployment import DeploymentCase as Case  # noqa: PLC0415
     from qafel.bench.deployment import measure  # noqa: PLC0415
+    from qafel.bench.load import DeploymentCase as Case  # noqa: PLC0415
 
     known = {
         "made": Case(updates, 4 * clients, made=True),
