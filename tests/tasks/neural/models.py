@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torch.utils.data import Dataset
 
+from qafel.params import Layout
 from qafel.tasks.neural.task import TorchTask, is_correct
+from qafel.tasks.neural.trainer import has_bfloat16
+from qafel.tasks.protocol import train_from
 
 ROWS = 96
 CLIENTS = [range(start, start + 24) for start in range(0, ROWS, 24)]
@@ -122,13 +125,31 @@ def regression():
     return TorchTask("regression", partial(nn.Linear, 6, 1), data, data, CLIENTS, loss=mse_loss, metrics={})
 
 
+def all_right(outputs, targets):
+    return ((outputs > 0) == targets.bool()).all(dim=1)
+
+
 def multi_label():
     inputs, _ = features()
     data = inputs, (inputs[:, :3] > 0).astype(np.float32)
     return TorchTask(
         *("labels", partial(nn.Linear, 6, 3), data, data, CLIENTS), loss=binary_cross_entropy_with_logits,
-        metrics={"exact": lambda outputs, targets: ((outputs > 0) == targets.bool()).all(dim=1)},
+        metrics={"exact": all_right},
     )  # fmt: skip
+
+
+GPT2 = {
+    **{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256},
+    **{"bos_token_id": 0, "eos_token_id": 0},
+}
+LORA = {"rank": 2, "alpha": 4, "target_modules": ["c_attn"]}
+TEXTS = [f"{name} says that all the world is a stage. " * 12 for name in ("Jaques", "Rosalind", "Orlando", "Celia")]
+
+
+def language_model(model=GPT2, lora=LORA, **settings):
+    from qafel.tasks.neural.language import language
+
+    return language(model, TEXTS, lora=lora, length=16, **settings)
 
 
 TASKS = {
@@ -142,9 +163,63 @@ TASKS = {
     "AdamW": partial(made, optimizer=partial(torch.optim.AdamW, weight_decay=0.01)),
     "f1": partial(made, metrics={"f1": f1, "accuracy": is_correct}),
     "regression": regression,
+    "several labels": multi_label,
     "model in bfloat16": partial(made, half, forward=as_half),
 }
+if has_bfloat16(torch.device("cpu")):
+    TASKS["gpt, products in bfloat16"] = partial(gpt, "bfloat16")
 
 
 def backbone(scale=1.0):
     return made(partial(Backbone, scale))
+
+
+class Together:
+    """All tasks of a table as one: the vectors and the clients of each, one after the other."""
+
+    metric_name, metric_goal, takes_correction = "metric", "max", True
+
+    def __init__(self, tasks):
+        self.name, self.tasks = "together", tasks
+        self.owners = [(task, client) for task in tasks.values() for client in range(task.clients)]
+        self.clients = len(self.owners)
+        self.parts = [(task, part) for task in tasks.values() for part in range(task.evaluation_parts)]
+        self.evaluation_parts = len(self.parts)
+        shapes = {f"{name}: {key}": shape for name, task in tasks.items() for key, shape in task.layout.tensors}
+        self.layout = Layout.of(shapes)
+        self.stops = np.cumsum([task.layout.size for task in tasks.values()])
+
+    def split(self, vector):
+        """Return the part of each task."""
+        return dict(zip(self.tasks, np.split(vector, self.stops[:-1]), strict=True))
+
+    def part_of(self, vector, task):
+        parts = zip(self.tasks.values(), self.split(vector).values(), strict=True)
+        return next(part for one, part in parts if one is task)
+
+    def samples(self, client):
+        task, own = self.owners[client]
+        return task.samples(own)
+
+    def initial_model(self, stream):
+        return np.concatenate([task.initial_model(stream) for task in self.tasks.values()])
+
+    def train(self, client, start, local, stream):
+        task, own = self.owners[client]
+        model = start.vector.copy()
+        self.part_of(model, task)[...] = train_from(task, own, self.part_of(start.vector, task), local, stream)
+        return model
+
+    def evaluate_part(self, model, part):
+        task, own = self.parts[part]
+        return task.evaluate_part(self.part_of(model, task), own)
+
+    def combine(self, parts):
+        found, given = {}, iter(parts)
+        for name, task in self.tasks.items():
+            figures = task.combine([next(given) for _ in range(task.evaluation_parts)])
+            found |= {f"{name}: {key}": figure for key, figure in figures.items()}
+        return {"metric": sum(found.values()), **found}
+
+    def evaluate(self, model):
+        return self.combine([self.evaluate_part(model, part) for part in range(self.evaluation_parts)])

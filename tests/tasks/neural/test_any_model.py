@@ -4,6 +4,7 @@ import copy
 import pickle
 import random
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from qafel.tasks.datasets.partition import split
 from qafel.tasks.neural.published import Cnn
 from qafel.tasks.neural.task import TorchTask
 from qafel.tasks.neural.trainer import batches, has_bfloat16
-from qafel.tasks.protocol import train_from
+from qafel.tasks.protocol import initial_model, train_from
 from tests.tasks.neural.models import (
     CLIENTS,
     ROWS,
@@ -29,11 +30,13 @@ from tests.tasks.neural.models import (
     Augmented,
     Backbone,
     Gpt,
+    Together,
     as_half,
     f1,
     features,
     gpt,
     half,
+    language_model,
     layers,
     made,
     multi_label,
@@ -65,38 +68,49 @@ def test_a_pickled_task_gives_equal_bits(name):
     assert again.evaluate(trained) == task.evaluate(trained)
 
 
-IN_PROCESSES = {"batch norm, recompute", "gpt with tied weights and AdamW", "dataset with augmentation"}
-"""Tasks that the fast tests train in worker processes, which take seconds to start."""
+@pytest.fixture(scope="module")
+def together():
+    """Tasks of all kinds, with a language model that trains whole and with LoRA; and their run in this process."""
+    tasks = {name: make() for name, make in TASKS.items()}
+    if find_spec("transformers") and find_spec("peft"):
+        tasks |= {"LoRA": language_model(), "whole language model": language_model(lora=None)}
+    task = Together(tasks)
+    return task, run_together(task)
 
 
-@pytest.mark.parametrize(
-    ("name", "executor"),
-    [
-        pytest.param(
-            *(name, executor),
-            marks=[] if executor == "processes" and name in IN_PROCESSES else pytest.mark.slow,
-        )
-        for name in TASKS
-        for executor in ("processes", "ray")
-    ],
-)
-def test_every_executor_gives_equal_bits(name, executor):
-    if executor == "ray":
-        pytest.importorskip("ray", reason="the extra ray is not installed")
-    task = TASKS[name]()
-    one, many = run(task), run(task, executor=executor, workers=2)
-    assert bits(one) == bits(many)
-    assert one.history["loss"][-1] != one.history["loss"][0]
+def run_together(task, **settings):
+    algorithm = method(
+        "qafel", client_quantizer="rotated:4", server_quantizer="rotated:4", buffer_size=10,
+        client_lr=0.05, client_lr_schedule={"cosine": 8}, local_epochs=1, batch_size=8,
+    )  # fmt: skip
+    return simulate(task, algorithm, server_steps=8, evaluate_every=4, **settings)
 
 
+def require_equal(task, one, other):
+    """Name the tasks whose vectors or figures differ."""
+    pairs = zip(task.split(one.model).items(), task.split(other.model).values(), strict=True)
+    assert [name for (name, first), second in pairs if not np.array_equal(first, second)] == []
+    names = [name for name in one.history.columns if ": " in name]
+    assert len(names) > 2 * len(task.tasks)
+    assert [name for name in names if one.history[name].tolist() != other.history[name].tolist()] == []
+    assert one.summary["model_sha256"] == other.summary["model_sha256"]
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-def test_a_schedule_gives_equal_bits_in_every_executor(executor):
+def test_every_executor_gives_equal_bits_for_models_of_all_kinds_and_a_schedule(together, executor):
+    """BatchNorm, frozen, LoRA, GPT, AdamW, schedule, augmented Dataset, bfloat16, tied weights, F1, regression."""
     if executor == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
-    task, schedule = made(), {"cosine": 4}
-    one = run(task, schedule)
-    assert bits(one) == bits(run(task, schedule, executor=executor, workers=2))
-    assert bits(one) != bits(run(task))
+    task, one = together
+    start = initial_model(task, 0)
+    moved = zip(task.split(one.model).items(), task.split(start).values(), strict=True)
+    assert [name for (name, part), before in moved if np.array_equal(part, before)] == []
+    require_equal(task, one, run_together(task, executor=executor, workers=2))
+
+
+def test_a_schedule_changes_the_model():
+    assert bits(run(made(), {"cosine": 4})) != bits(run(made()))
 
 
 def wide():
@@ -600,12 +614,12 @@ def test_a_subclass_is_itself_in_workers():
 
 
 @pytest.mark.skipif(not has_bfloat16(CPU), reason="this CPU has no bfloat16 that PyTorch can use")
-def test_bfloat16_products_give_a_float32_vector_and_equal_bits():
-    task = gpt("bfloat16")
-    one, many = run(task), run(task, executor="processes", workers=2)
-    assert bits(one) == bits(many)
-    assert one.model.dtype == np.float32
-    assert bits(one) != bits(run(gpt()))
+def test_bfloat16_products_give_another_float32_vector():
+    low, whole = gpt("bfloat16"), gpt()
+    start = whole.initial_model(INIT)
+    trained = train_from(low, 0, start, LOCAL, STREAM)
+    assert trained.dtype == np.float32
+    assert not np.array_equal(trained, train_from(whole, 0, start, LOCAL, STREAM))
 
 
 def test_a_model_in_bfloat16_keeps_its_vector_in_float32():

@@ -12,27 +12,19 @@ from qafel.errors import ConfigError, DataError
 from qafel.params import Layout
 from qafel.rng import Stream
 from qafel.simulator import simulate
-from qafel.tasks.neural.language import causal_model, client_texts, language
+from qafel.tasks.neural.language import causal_model, client_texts
 from qafel.tasks.protocol import train_from
 from tests.tasks.datasets.fake_data import write_shakespeare
+from tests.tasks.neural.models import GPT2, LORA, TEXTS
+from tests.tasks.neural.models import language_model as small
 
 pytestmark = pytest.mark.usefixtures("with_transformers")
-GPT = {
-    **{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256},
-    **{"bos_token_id": 0, "eos_token_id": 0},
-}
-LORA = {"rank": 2, "alpha": 4, "target_modules": ["c_attn"]}
-TEXTS = [f"{name} says that all the world is a stage. " * 12 for name in ("Jaques", "Rosalind", "Orlando", "Celia")]
 INIT, STREAM = Stream.named(1, "initial model"), Stream.named(1, "train", 2, 3)
-
-
-def small(model=GPT, lora=LORA, **settings):
-    return language(model, TEXTS, lora=lora, length=16, **settings)
 
 
 def save(folder, seed):
     torch.manual_seed(seed)
-    causal_model(GPT).save_pretrained(folder)
+    causal_model(GPT2).save_pretrained(folder)
     return str(folder)
 
 
@@ -44,8 +36,9 @@ def run(task, **settings):
     return simulate(task, algorithm, server_steps=4, evaluate_every=2, **settings)
 
 
+@pytest.mark.slow  # test_any_model.py trains both in processes in the fast tests
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("executor", ["processes", "ray"])
 def test_every_executor_gives_equal_hashes(executor, lora):
     if executor == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -60,7 +53,7 @@ def test_with_lora_clients_upload_the_adapters_only():
     task, full = small(), small(lora=None)
     assert task.layers == (2 * 16, 3 * 16 * 2) * 2
     assert all("lora_" in name for name, _ in task.layout.tensors)
-    assert full.layout.size == sum(p.numel() for p in causal_model(GPT).parameters())
+    assert full.layout.size == sum(p.numel() for p in causal_model(GPT2).parameters())
     trained = train_from(task, 0, task.initial_model(INIT), LocalTraining(0.1, steps=3, batch_size=4), STREAM)
     assert np.abs(trained - task.initial_model(INIT)).max() > 0
 
@@ -68,7 +61,7 @@ def test_with_lora_clients_upload_the_adapters_only():
 def test_perplexity_is_the_exponential_of_the_loss_that_transformers_computes():
     task = small(lora=None, test_samples=None)
     vector = task.initial_model(INIT)
-    module = causal_model(GPT).eval()
+    module = causal_model(GPT2).eval()
     views = Layout.of({name: tuple(p.shape) for name, p in module.named_parameters()}).split(vector)
     module.load_state_dict({name: torch.tensor(view) for name, view in views.items()}, strict=False)
     inputs, targets = task.test_samples.batch(np.arange(len(task.test_samples)))
