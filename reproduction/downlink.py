@@ -230,8 +230,8 @@ ENTRY = Entry(
     (
         Claim(
             "not in the paper",
-            "Linked starts of 1 bit with layers: 25 times fewer bytes uploaded, broadcast and received, at most 1.15 times "
-            "the uploads",
+            "Linked starts of 1 bit with layers: 25 times fewer bytes uploaded, broadcast and received, at most 1.15 "
+            "times the uploads",
             _saves,
             key=True,
         ),
