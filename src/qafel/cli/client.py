@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 BrokerUrl = Annotated[
     str | None,
-    broker_option("--broker", help="URL of the broker. Default: nats://127.0.0.1:4222."),
+    broker_option("--broker", help="URL of the broker. Default: the one in --credentials, else nats://127.0.0.1:4222."),
 ]
 LogJsonOption = Annotated[bool, advanced("--log-json", help="Write log lines as JSON objects.")]
 
@@ -50,7 +50,9 @@ def client(
     state: Annotated[Path | None, typer.Option(help="Folder of the client's state. Default: clients/RUN/ID.")] = None,
     max_updates: Annotated[int | None, typer.Option(metavar="N", help="Stop after this many updates.", min=1)] = None,
     broker: BrokerUrl = None,
-    credentials: Annotated[Path | None, broker_option(help="A client's folder that `qafel broker init` wrote.")] = None,
+    credentials: Annotated[
+        Path | None, broker_option(help="Folder `clients/N` that `qafel broker init` wrote.")
+    ] = None,
     json_output: Annotated[bool, output("--json", help="Print events as JSON lines.")] = False,
     quiet: Annotated[bool, output("--quiet", "-q", help="Print errors only.")] = False,
     min_interval: Annotated[

@@ -121,9 +121,7 @@ def remove_run(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run on the broker.")],
     force: Annotated[bool, typer.Option("--force", help="Remove a run that may still be running.")] = False,
     broker: BrokerUrl = None,
-    credentials: Annotated[
-        Path | None, broker_option(help="The server's folder that `qafel broker init` wrote.")
-    ] = None,
+    credentials: Annotated[Path | None, broker_option(help="Folder `server` that `qafel broker init` wrote.")] = None,
 ) -> None:
     """Remove a stopped or finished run from the broker. The server's run directory stays.
 
@@ -155,7 +153,7 @@ def server(
     start_from: StartOption = None,
     run: Annotated[str | None, typer.Option(help="Name of the run on the broker. Default: the recipe's.")] = None,
     broker: BrokerUrl = None,
-    credentials: Annotated[Path | None, broker_option(help="Folder that `qafel broker init` wrote.")] = None,
+    credentials: Annotated[Path | None, broker_option(help="Folder `server` that `qafel broker init` wrote.")] = None,
     local_broker: Annotated[
         bool, broker_option("--local-broker", help="Start a nats-server without keys, for development.")
     ] = False,
@@ -176,7 +174,9 @@ def server(
     take_over: Annotated[
         bool, advanced("--take-over", help="Replace another server of this run. Updates that only it has are lost.")
     ] = False,
-    snapshot_every: Annotated[int, advanced(metavar="N", help="Server steps between snapshots.", min=1)] = 100,
+    snapshot_every: Annotated[
+        int, advanced(metavar="N", help="Server steps between uploads of the whole x̂ to the broker.", min=1)
+    ] = 100,
     checkpoint_every: Annotated[int, advanced(metavar="N", help="Uploads between checkpoints.", min=1)] = 5000,
     link_memory: Annotated[
         str, advanced(metavar="SIZE", help="Disk space for clients' start points, with linked starts.")
@@ -196,7 +196,10 @@ def server(
     ] = "clip",
     max_norm: Annotated[
         float | None,
-        advanced(metavar="N", help="Maximum norm until three clients are known; 0: no limit. Default: by recipe."),
+        advanced(
+            metavar="N",
+            help="Maximum norm until three clients are known, then of their median; 0: no limit. Default: by recipe.",
+        ),
     ] = None,
     max_weight: Annotated[
         float | None, advanced(metavar="N", help="Maximum weight of a client's update; 0: no limit. Default: 10.")

@@ -161,7 +161,7 @@ def watch(
         list[str] | None,
         typer.Option(metavar="HOST", help="Accept requests for this host name besides localhost. Repeatable."),
     ] = None,
-    broker: BrokerUrl = None,
+    broker: Annotated[str | None, broker_option(help="URL of a broker. Default: the one in --credentials.")] = None,
     credentials: Credentials = None,
 ) -> None:
     """Show simulated and deployed runs live on one page in the browser.
