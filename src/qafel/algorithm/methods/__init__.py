@@ -116,11 +116,13 @@ class AlgorithmSettings(Section):
     """A method and its settings. A method may change a default or fix a setting.
 
     method              the federated learning method
-    client_quantizer    Q_c, for uploads; the default of the method `qafel` is `trellis:4`
-    server_quantizer    Q_s, for broadcasts; the default of the method `qafel` is `trellis:4`
+    client_quantizer    Q_c, for uploads. If not set: `trellis:4` for the method `qafel`, `top_k:0.1` for
+                        `error-feedback` and `cafe`, `none` (float32) for others
+    server_quantizer    Q_s, for broadcasts. If not set: `trellis:4` for the methods `qafel` and `cafe`, `none`
+                        (float32) for others
     buffer_size         K, the updates per server step
     server_lr           η_g, the server's learning rate
-    server_momentum     momentum of the server's step
+    server_momentum     β, heavy-ball momentum of the rule `sgd`: v ← βv + Δ̄, x ← x − η_g v
     client_lr           η_ℓ, the clients' learning rate; in Python also a function of the version
     client_lr_schedule  lowers client_lr by the version: {cosine = 1000} or {step = 100}, with factor = 0.1
     local_steps         P, local steps per update; 10 unless local_epochs is set
@@ -135,7 +137,10 @@ class AlgorithmSettings(Section):
     accumulator         how the server combines updates
     server_rule         how the server steps
     downlink            what the server broadcasts
-    catch_up            what a starting client downloads; `link`: the difference to its last start. Settings: quantizer
+    catch_up            what a starting client downloads. `exact`: the missed broadcasts, or the whole x̂ if shorter.
+                        `snapshot`: the missed broadcasts, or a quantized copy of x̂ if shorter. `link`: the quantized
+                        difference to its last start point. `auto`: the shortest of broadcasts, link and copy.
+                        `per-start`: Q_s(x) drawn for this start, with downlink `direct`. Settings: quantizer
                         (snapshot); quantizer, first (link); link, first, snapshot (auto)
     staleness           staleness law, instead of staleness_exponent and staleness_cutoff
     staleness_exponent  weight of an update of staleness τ: (1 + τ)^−exponent
