@@ -40,6 +40,7 @@ NAMES = {
 """The values of keys that name a part; an import path is also accepted."""
 RANGES = {
     "algorithm.method": "a [method](../simulator.md#methods)",
+    "algorithm.client_lr_schedule": "`{cosine = STEPS}` or `{step = STEPS}`",
     "timing.dropout": "0 ≤ … < 1, or a list",
     **dict.fromkeys((f"algorithm.{role}_quantizer" for role in ("client", "server", "snapshot")), "a quantizer"),
 }
