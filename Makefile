@@ -22,8 +22,9 @@ install: $(STAMP) ## Make .venv with everything: all extras, and what the tests 
 demo: $(LIGHT) ## QAFeL against FedBuff and direct quantization on real data, in under a minute
 	$(BIN)/qafel demo
 
-test: $(STAMP) ## Run the tests, in about six minutes on two quiet cores
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not faults"
+test: $(STAMP) ## Run the tests, in about four minutes on two quiet cores
+	@# Three workers on two cores: tests wait for processes and brokers for a quarter of the time.
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not faults"
 
 test-slow: $(STAMP) ## Run the tests that take long: faults, large models, searches, browsers
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not faults"

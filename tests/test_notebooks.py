@@ -11,7 +11,6 @@ from .notebooks import NOTEBOOKS, ROOT, UNCOMPARED, printed, words_and_numbers
 
 pytest.importorskip("torch", reason="the extra torch is not installed")
 LARGEST = 400_000
-SLOW = {"choose_bits", "custom_model"}  # many runs; PyTorch
 names = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -30,10 +29,8 @@ def test_a_notebook_opens_with_outputs_that_are_small_and_of_no_machine(notebook
     assert not any(word in text for word in ("/root/", "/home/", "/tmp/", str(ROOT), "Traceback"))
 
 
-@pytest.mark.parametrize(
-    "notebook",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in NOTEBOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 def test_a_notebook_runs_and_prints_what_is_kept(notebook, tmp_path):
     command = [sys.executable, "-m", "tests.notebooks", notebook, tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)

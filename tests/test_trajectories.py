@@ -20,6 +20,7 @@ def script():
     del sys.modules["trajectories"]
 
 
+@pytest.mark.slow
 def test_a_case_has_two_hashes_and_a_changed_one_is_found(script, tmp_path, capsys):
     one, file = ["--only", "^variant/median$", "--jobs", "1"], tmp_path / "base.txt"
     assert script.main([*one, "--out", str(file)]) == 0

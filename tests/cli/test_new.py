@@ -34,7 +34,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider"]))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("template", ["torch", "lora", "numpy"])
+@pytest.mark.parametrize("template", ["torch", pytest.param("lora", marks=pytest.mark.slow), "numpy"])
 def test_a_new_project_runs_and_passes_its_test(tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in {"torch": ["torch"], "lora": ["transformers", "peft"], "numpy": []}[template]:
         if find_spec(name) is None:

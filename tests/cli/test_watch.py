@@ -68,6 +68,7 @@ def test_a_deployed_run_is_seen_by_its_folder_and_by_its_broker_alike(tmp_path: 
     assert ended.run_id == pair[0].run_id == pair[1].run_id != ""
 
 
+@pytest.mark.slow
 def test_a_broker_that_goes_is_told_of_and_one_that_comes_back_is_heard_again(tmp_path: Path) -> None:
     async def outlive(broker: LocalBroker) -> None:
         access = Access((broker.url,))

@@ -174,6 +174,7 @@ def test_connections_cut_while_uploads_are_on_their_way_leave_no_task(
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
+@pytest.mark.slow
 def test_lines_cut_between_the_parts_of_an_upload_cost_no_update_and_leave_no_part(
     tmp_path: Path, local_broker: LocalBroker
 ) -> None:

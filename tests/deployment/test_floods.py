@@ -85,6 +85,7 @@ def test_a_stolen_operators_key_and_a_registered_client_that_flood_stop_nobody(t
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_connections_to_the_metrics_without_end_cost_the_server_nothing(tmp_path: Path) -> None:
     """It needs descriptors for its journal, its checkpoints and its broker."""
     port, broker = free_port(), str(free_port())

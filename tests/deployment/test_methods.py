@@ -88,7 +88,10 @@ class _Fleet:
 
 @pytest.mark.parametrize(
     "method",
-    ["error-feedback", *(pytest.param(name, marks=pytest.mark.faults) for name in METHODS if name != "error-feedback")],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "error-feedback" else pytest.mark.faults)
+        for name in METHODS
+    ],
 )
 def test_a_method_survives_a_killed_server_and_killed_clients(
     method: str, tmp_path: Path, local_broker: LocalBroker

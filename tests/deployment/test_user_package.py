@@ -76,6 +76,7 @@ def test_it_is_simulated_and_resumed_to_the_same_bits(recipe: Path, tmp_path: Pa
     assert ends(tmp_path / "workers") == ends(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_it_is_deployed_with_a_killed_server_and_a_killed_client(
     recipe: Path, tmp_path: Path, local_broker: LocalBroker
 ) -> None:

@@ -164,6 +164,7 @@ def test_the_share_of_overhead_is_per_worker():
     assert found["overhead_share"] == pytest.approx(max(0.0, 1 - worked_s / found["wall_s"]))
 
 
+@pytest.mark.slow
 def test_ray_gives_the_bits_that_one_thread_gives():
     pytest.importorskip("ray", reason="the extra ray is not installed")
     assert sha("ray", 2) == sha("inline")

@@ -47,10 +47,7 @@ def test_killed_and_resumed_a_run_ends_as_an_uninterrupted_one(tmp_path: Path, n
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("qafel", "error-feedback", "ca2fl") else pytest.param(name, marks=pytest.mark.slow)
-        for name in METHODS
-    ],
+    [name if name in ("qafel", "error-feedback") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
 )
 def test_other_processes_give_the_same_bits_also_after_a_kill(tmp_path: Path, name: str) -> None:
     config, elsewhere = config_of(name), {"executor": "processes", "workers": 2}

@@ -59,10 +59,8 @@ def expected():
     return figures(rows), simulation.server.model
 
 
-@pytest.mark.parametrize(
-    ("executor", "workers"),
-    [("processes", 3), *(pytest.param(*it, marks=pytest.mark.slow) for it in (("processes", 1), ("ray", 2)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("executor", "workers"), [("processes", 3), ("processes", 1), ("ray", 2)])
 def test_evaluations_shared_among_workers_are_those_of_one_thread(expected, executor, workers):
     if executor == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -81,6 +79,7 @@ def test_evaluations_shared_among_workers_are_those_of_one_thread(expected, exec
     np.testing.assert_array_equal(result.model, expected[1])
 
 
+@pytest.mark.slow
 def test_workers_killed_in_training_and_before_an_evaluation_change_nothing(expected):
     task = make_task()
     with Processes(2, make_task, ALGORITHM, 0, task.layout.size) as pool:
@@ -118,6 +117,7 @@ class DiesInEvaluations:
         return {"metric": 0.0}
 
 
+@pytest.mark.slow
 def test_workers_that_die_at_an_evaluation_are_reported():
     with pytest.raises(WorkerLost, match=r"exit code 9.* at an evaluation"):
         simulate(DiesInEvaluations(), ALGORITHM, TIMING, limits=LIMITS, executor="processes", workers=1)

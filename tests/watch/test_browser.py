@@ -49,6 +49,7 @@ def moves(browser: OpenBrowser, script: str) -> None:
 
 
 @needs_browser
+@pytest.mark.slow
 def test_values_and_curves_change_while_a_run_goes_on_and_the_console_is_silent(tmp_path, browser):
     runs = tmp_path / "runs"
     runs.mkdir()

@@ -31,7 +31,7 @@ _ORDINARY: list[Fault] = [
 @pytest.mark.parametrize(
     "faults",
     [
-        pytest.param(_SHORT, id="short"),
+        pytest.param(_SHORT, id="short", marks=pytest.mark.slow),
         pytest.param([*_DAMAGE, *_CONFUSION, *_STORE], id="damage, confusion and store", marks=pytest.mark.slow),
     ],
 )

@@ -122,6 +122,7 @@ def test_an_unknown_attribute_or_share_is_refused(folder):
 
 
 @pytest.mark.skipif("QAFEL_DATA" not in os.environ, reason="QAFEL_DATA, the folder of real datasets, is not set")
+@pytest.mark.slow
 def test_the_real_identities_have_the_known_counts():
     folder = Path(os.environ["QAFEL_DATA"])
     if not (folder / "celeba/identity_CelebA.txt").is_file():
