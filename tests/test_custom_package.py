@@ -132,6 +132,7 @@ def test_a_search_over_arguments_and_parts(folder):
     assert ends(folder / "best")["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_deployed_with_two_clients_by_the_command_that_the_server_prints(folder):
     pytest.importorskip("nats", reason="the extra nats is not installed")
     limits = ["--port", free_port(), "--set", "stop.server_steps=10"]

@@ -34,7 +34,9 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider"]))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("template", ["torch", pytest.param("lora", marks=pytest.mark.slow), "numpy"])
+@pytest.mark.parametrize(
+    "template", [pytest.param("torch", marks=pytest.mark.slow), pytest.param("lora", marks=pytest.mark.slow), "numpy"]
+)
 def test_a_new_project_runs_and_passes_its_test(tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in {"torch": ["torch"], "lora": ["transformers", "peft"], "numpy": []}[template]:
         if find_spec(name) is None:
