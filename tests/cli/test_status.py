@@ -103,6 +103,7 @@ def broker(tmp_path: Path):
         yield running
 
 
+@pytest.mark.slow
 def test_a_watched_run_is_shown_again_and_again_until_ctrl_c(tmp_path: Path, broker: LocalBroker) -> None:
     serving = Command(
         "server", tmp_path / "server.out", "mushrooms-fedbuff", "--broker", broker.url, "--out", str(tmp_path / "run")

@@ -173,7 +173,7 @@ SLOW = (kill_client_in_training, restore_old_links, damage_links, evict)
 @pytest.mark.parametrize(
     "fault",
     [
-        cut_line,
+        pytest.param(cut_line, marks=pytest.mark.slow),
         kill_server_between_start_and_upload,
         lose_client_folder,
         *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW),
