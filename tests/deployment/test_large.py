@@ -91,7 +91,7 @@ def test_a_model_a_hundred_times_the_brokers_limit_arrives_bit_for_bit(
     assert report["sent_bytes"] >= 2 * 4 * DIMENSION
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["upload_bytes_mean"] == summary["broadcast_bytes_mean"] == 64 + 4 * DIMENSION
-    frame = read_checked(tmp_path / "state" / "hidden-state", "hidden-state", 2).partition(b"\n")[2]
+    frame = read_checked(tmp_path / "state" / "hidden-state", "hidden-state", 3).partition(b"\n")[2]
     held = Message.from_bytes(frame)
     assert held.version == 2
     assert hashlib.sha256(held.payload).hexdigest() == summary["hidden_state_sha256"]
