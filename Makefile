@@ -27,7 +27,7 @@ test: $(STAMP) ## Run the tests, in about four minutes on two quiet cores
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not faults"
 
 test-slow: $(STAMP) ## Run the tests that take long: faults, large models, searches, browsers
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "slow and not faults"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not faults"
 
 test-faults: $(STAMP) ## Run the long fault matrices of the deployment: before closing a change that touches them
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m faults

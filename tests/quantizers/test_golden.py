@@ -23,7 +23,6 @@ HOST = binding.get_host_cpu_features()
 _X86_64 = "+sse,+sse2,+cx8,+fxsr"
 CPUS = {
     "generic": ("generic", ""),
-    "without FMA": (binding.get_host_cpu_name(), HOST.flatten().replace("+fma", "-fma")),
     "with FMA": ("generic", f"{_X86_64},+avx,+avx2,+fma"),
 }
 
