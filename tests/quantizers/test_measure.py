@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -58,3 +59,10 @@ def test_measured_agrees_with_what_is_known() -> None:
     assert biased.bias == pytest.approx(biased.nmse)
     assert math.isnan(measure_error(parse("qsgd:4"), [vector], 1, stream()).bias)
     assert measure_error(parse("qsgd:4"), [np.zeros(5, np.float32)], 2, stream()).nmse == 0
+
+
+@pytest.mark.parametrize(("spec", "size"), [("trellis:0.9", 2048), ("layers:trellis:0.5", 29_282), ("rand_k:0.1", 100)])
+def test_what_is_recommended_for_an_unfit_quantizer_exists_and_is_fit(spec: str, size: int) -> None:
+    (sentence,) = fitness(parse(spec), size, "server")
+    (recommended,) = re.findall(r"\((\S+), with δ", sentence)
+    assert fitness(parse(recommended), size, "server") == []

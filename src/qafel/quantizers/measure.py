@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
 import numpy as np
 
+from qafel.errors import SpecError
 from qafel.params import Vector
 from qafel.quantizers.levels import Qsgd
 from qafel.quantizers.protocol import Codec, Quantizer, is_measured
+from qafel.quantizers.spec import parse
 from qafel.rng import Stream
 
 Role = Literal["client", "server", "snapshot", "link"]
@@ -138,8 +141,10 @@ def _remedy(quantizer: Quantizer, size: int) -> str:
         smaller = (Qsgd(quantizer.bits, quantizer.levels, "max", bucket) for bucket in (512, 256, 128, 64, 32, 16))
         fit = next((candidate for candidate in smaller if candidate.delta(size) > 0), None)
         choices.append(f"use buckets ({fit.spec})" if fit else "use more bits")
-    if quantizer.unbiased(size) and not is_measured(quantizer) and not quantizer.spec.startswith("scaled:"):
-        choices.append(f"divide by 1 + ω (scaled:{quantizer.spec}, a contraction with δ = 1/(1+ω))")
+    for spec, how in (f"scaled:{quantizer.spec}", "divide by 1 + ω"), (f"{quantizer.spec},scale=least", "shrink it"):
+        with suppress(SpecError):
+            contraction = parse(spec)
+            choices.append(f"{how} ({spec}, with δ = {contraction.delta(size):.2g})")
     return ", or ".join(choices) or "use one with δ > 0; `qafel quantizers` lists δ"
 
 
