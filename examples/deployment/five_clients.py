@@ -1,6 +1,6 @@
 """Run a secured broker, a server and five clients of different speeds on this machine.
 
-    python examples/deployment/five_clients.py                    # mushrooms, half a minute
+    python examples/deployment/five_clients.py                    # mushrooms, a minute
     python examples/deployment/five_clients.py --task cifar10     # needs the extra torch and the data
 
 Then simulate the same recipe in the recorded order of uploads (equal bits), in that order with other seeds, and with
