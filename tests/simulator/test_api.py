@@ -169,10 +169,10 @@ def test_other_durations_are_another_run_which_resume_does_not_go_on_with(tmp_pa
 
 
 class Shifted(OwnTask):
-    """Its data are shifted. Nothing else tells."""
+    """Its data are shifted, or it is judged otherwise. Nothing else tells."""
 
-    def __init__(self, shift):
-        self.shift = np.float32(shift)
+    def __init__(self, shift, goal="min"):
+        self.shift, self.metric_goal = np.float32(shift), goal
 
     def train(self, client, start, local, stream):
         return start.vector - np.float32(local.lr) * (start.vector - client - self.shift)
@@ -182,6 +182,8 @@ def test_a_task_with_other_data_is_another_run_which_resume_does_not_go_on_with(
     run(tmp_path / "mine", task=Shifted(0))
     with pytest.raises(DataError, match="another task"):
         run(tmp_path / "mine", steps=50, task=Shifted(5), resume=True)
+    with pytest.raises(DataError, match="another task"):
+        run(tmp_path / "mine", steps=50, task=Shifted(0, goal="max"), resume=True)
     run(tmp_path / "mine", steps=50, task=Shifted(0), resume=True)
     with pytest.raises(DataError, match="another task"):
         run(tmp_path / "mine", steps=60, task=Shifted(5), resume=True)

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError
 
 from qafel.algorithm import Server
 from qafel.config import Evaluation
-from qafel.errors import DataError
+from qafel.errors import ConfigError, DataError
 from qafel.files import read_regular
 from qafel.params import Vector
 from qafel.tasks.protocol import Goal
@@ -241,6 +241,8 @@ class Progress:
         """Return the row of an evaluation from its point and the figures that the task measured."""
         others, traffic = dict(figures), point.traffic
         metric = others.pop("metric")
+        if taken := others.keys() & set(Row.__slots__):
+            raise ConfigError(f"the task's figure {min(taken)!r} has the name of a column: rename this metric")
         recent = [
             now - before for now, before in zip_longest(traffic.staleness_counts, self.seen_staleness, fillvalue=0)
         ]

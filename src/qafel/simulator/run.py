@@ -103,7 +103,9 @@ def execute(
         digest = ""
         if run.settings.get("made_in") == "python" and run.start is None:  # a recipe describes its task
             digest = hashlib.sha256(
-                probe[-1].vector.tobytes() + (require_pure(*probe, say, again=False) if saved else upload)
+                f"{run.task.metric_name} {run.task.metric_goal} ".encode()
+                + probe[-1].vector.tobytes()
+                + (require_pure(*probe, say, again=False) if saved else upload)
             ).hexdigest()
         if saved is not None and digest:
             _require_same_task(saved, executor, digest, path)
@@ -304,8 +306,8 @@ def _require_same_task(saved: SavedRun, executor: str, digest: str, out: Path) -
     comparable = saved.task_digest and saved.executor == executor and saved.environments[-1:] == [environment()]
     if comparable and saved.task_digest != digest:
         raise DataError(
-            f"{out} holds the checkpoint of another task: the first upload of a client has other bits. Resume with the "
-            "same data, settings and number of threads"
+            f"{out} holds the checkpoint of another task: its metric, its goal, or the first upload of a client "
+            "differs. Resume with the same task, settings and number of threads"
         )
 
 

@@ -19,8 +19,9 @@ from qafel.errors import ConfigError, DataError
 from qafel.rng import Stream
 from qafel.simulator import simulate
 from qafel.tasks.datasets.partition import split
+from qafel.tasks.neural.data import whole_numbers
 from qafel.tasks.neural.published import Cnn
-from qafel.tasks.neural.task import TorchTask
+from qafel.tasks.neural.task import ACCURACY, TorchTask
 from qafel.tasks.neural.trainer import batches, has_bfloat16
 from qafel.tasks.protocol import initial_model, train_from
 from tests.tasks.neural.models import (
@@ -346,13 +347,14 @@ class HandWritten(nn.Module):
         return self.linear(x / self.running_scale)
 
 
-def test_running_statistics_of_hand_written_layers_are_treated_alike():
-    with pytest.raises(ConfigError, match="HandWritten"):
-        made(HandWritten)
-    task = made(HandWritten, buffers="recompute")
+def test_running_statistics_of_hand_written_layers_are_held_and_not_averaged():
+    for buffers in ("refuse", "recompute"):
+        with pytest.raises(ConfigError, match="HandWritten"):
+            made(HandWritten, buffers=buffers)
+    task = made(HandWritten, buffers="hold")
     vector = task.initial_model(INIT)
     task.evaluate(vector)
-    assert task._model.module.running_scale.item() != 1.0
+    assert task._model.module.running_scale.item() == 1.0
     first = train_from(task, 0, vector, LOCAL, STREAM)
     np.testing.assert_array_equal(train_from(task, 0, vector, LOCAL, STREAM), first)
 
@@ -527,6 +529,61 @@ def test_a_metric_that_is_a_score_for_some_batches_and_a_number_for_others_is_re
     task = TorchTask("33", layers, features(), features(33), CLIENTS, metrics={"some": sometimes}, evaluation_batch=16)
     with pytest.raises(ConfigError, match="'some' must return a score per sample"):
         task.evaluate(task.initial_model(INIT))
+
+
+def test_a_metric_that_changes_its_arguments_changes_nothing_for_others():
+    def largest(outputs, targets):
+        return outputs.max(dim=1).values
+
+    def largest_in_place(outputs, targets):
+        return outputs.sigmoid_().max(dim=1).values
+
+    def mean_in_place(outputs, targets):
+        return outputs.sigmoid_().max(dim=1).values.mean()
+
+    metrics = {"first": largest, "each": largest_in_place, "all": mean_in_place, "last": largest}
+    task = made(metrics=metrics)
+    found = task.evaluate(task.initial_model(INIT))
+    assert found["metric"] == found["last"]
+    assert found["each"] == pytest.approx(found["all"])
+
+
+def test_a_loss_with_parameters_is_refused():
+    class Scaled(nn.CrossEntropyLoss):
+        def __init__(self):
+            super().__init__()
+            self.temperature = nn.Parameter(torch.ones(1))
+
+    with pytest.raises(ConfigError, match="the loss has parameters"):
+        made(loss=Scaled())
+    made(loss=nn.CrossEntropyLoss(weight=torch.ones(2)))
+
+
+def test_a_figure_with_the_name_of_a_column_is_refused():
+    task = made(metrics={"accuracy": ACCURACY["accuracy"], "uploads": ACCURACY["accuracy"]})
+    with pytest.raises(ConfigError, match="uploads"):
+        simulate(task, method("fedbuff", client_lr=0.1), server_steps=1)
+
+
+def test_outputs_of_low_precision_are_float32_also_in_containers():
+    seen = []
+
+    def in_a_list(model, inputs):
+        outputs = model(inputs).bfloat16()
+        return [outputs, {"other": outputs}, torch.ones(1, dtype=torch.int64)]
+
+    def loss(outputs, targets):
+        seen.extend([outputs[0].dtype, outputs[1]["other"].dtype, outputs[2].dtype])
+        return cross_entropy(outputs[0], targets)
+
+    task = made(forward=in_a_list, loss=loss, metrics={})
+    task.evaluate(task.initial_model(INIT))
+    assert seen[:3] == [torch.float32, torch.float32, torch.int64]
+
+
+def test_complex_targets_keep_their_imaginary_part():
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    assert torch.equal(whole_numbers(values), values)
 
 
 def test_a_metric_with_random_numbers_is_repeatable():

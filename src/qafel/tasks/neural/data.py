@@ -116,6 +116,24 @@ def to_device(values: Any, device: torch.device) -> Any:
     return values
 
 
+def each_tensor(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change a tensor, or all tensors in a dict, list or tuple. Other values stay."""
+    if isinstance(values, Tensor):
+        return change(values)
+    if type(values) is dict:
+        return {key: each_tensor(value, change) for key, value in values.items()}
+    if type(values) in (list, tuple):
+        return type(values)(each_tensor(value, change) for value in values)
+    return values
+
+
+def float32(tensor: Tensor) -> Tensor:
+    """Return real floating-point numbers as float32, and other tensors unchanged."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 def whole_numbers(targets: Any) -> Any:
     """Return integer targets as int64, and others unchanged."""
-    return targets.long() if isinstance(targets, Tensor) and not targets.is_floating_point() else targets
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
+        return targets
+    return targets.long()

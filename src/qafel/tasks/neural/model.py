@@ -189,6 +189,11 @@ class FlatModel:
                     f"module {name!r} ({type(child).__name__}) has running statistics, which clients do not upload. "
                     f"{_CHOICES}"
                 )
+            if self._treatment == "recompute" and _keeps_statistics(child) and not isinstance(child, _NormBase):
+                raise ConfigError(
+                    f"module {name!r} ({type(child).__name__}) updates its running statistics by itself, so "
+                    'buffers="recompute" cannot average them: use "hold", "batch" or a normalization layer of PyTorch'
+                )
             batchwise = isinstance(child, _BatchNorm) and not child.track_running_stats
             if batchwise and self._treatment != "batch":
                 raise ConfigError(
@@ -274,9 +279,9 @@ class FlatModel:
         self.switch(training=False)
         for norm in self._norms:
             norm.train()
-            if isinstance(norm, _NormBase):
-                norm.reset_running_stats()
-                norm.momentum = None
+            assert isinstance(norm, _NormBase)
+            norm.reset_running_stats()
+            norm.momentum = None
 
     def end_calibration(self) -> None:
         """Keep the statistics for further evaluations of the same values."""

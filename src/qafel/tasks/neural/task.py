@@ -17,7 +17,15 @@ from qafel.params import Layout, Vector, require_vector
 from qafel.rng import Stream
 from qafel.tasks.datasets.partition import Indices, Partition
 from qafel.tasks.neural import trainer
-from qafel.tasks.neural.data import Collate, require_readable, samples_of, to_device, whole_numbers
+from qafel.tasks.neural.data import (
+    Collate,
+    each_tensor,
+    float32,
+    require_readable,
+    samples_of,
+    to_device,
+    whole_numbers,
+)
 from qafel.tasks.neural.model import Buffers, FlatModel, made_by, vector_of
 from qafel.tasks.neural.trainer import FillsGradient, Loss, Optimizer, Precision, Prepare
 from qafel.tasks.protocol import ClientTraining, Goal, require_digest
@@ -121,6 +129,8 @@ class TorchTask:
             raise ConfigError(
                 f"metrics are functions by name, such as {{'accuracy': …}}, other than loss; got {metrics!r}"
             )
+        if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+            raise ConfigError("the loss has parameters, which clients would not train: make them part of the model")
         if evaluation_batch < 1:
             raise ConfigError(f"evaluation_batch is at least one sample; got {evaluation_batch}")
         self.name, self._metrics = name, dict(metrics)
@@ -243,8 +253,7 @@ class TorchTask:
         """Return outputs and mean loss. Outputs with `logits` (Hugging Face) are these logits."""
         with trainer.autocast(self._precision, self._device):
             found = self._call(self._model.module, inputs)
-        outputs = getattr(found, "logits", found)
-        outputs = outputs.float() if isinstance(outputs, Tensor) and not outputs.is_complex() else outputs
+        outputs = each_tensor(getattr(found, "logits", found), float32)
         loss = getattr(found, "loss", None) if self._loss is None else None
         if not isinstance(loss, Tensor):
             loss = (self._loss or cross_entropy)(outputs, targets)
@@ -317,7 +326,7 @@ class TorchTask:
     def _sum(self, name: str, outputs: Any, targets: Any, count: int) -> float | None:
         """Return the sum of a metric over some samples; None if it gives one number for all samples."""
         try:
-            scores = torch.as_tensor(self._metrics[name](outputs, targets))
+            scores = torch.as_tensor(self._metrics[name](*each_tensor((outputs, targets), Tensor.clone)))
         except Exception:  # such as F1 of a batch without positives; `combine` raises it if it concerns all samples
             return None
         if not scores.dim():
@@ -346,7 +355,7 @@ class TorchTask:
                     torch.from_numpy(np.concatenate(found)) for found in zip(*(it[-2:] for it in parts), strict=True)
                 ]
             with trainer.one_thread(), self._random_numbers(Stream.named(0, "evaluation")):
-                figures[name] = float(metric(*everything))
+                figures[name] = float(metric(*each_tensor(everything, Tensor.clone)))
         mean = sum(loss) / len(self.test_samples)
         first = figures.pop(self.metric_name) if figures else mean
         return {"metric": first, "loss": mean, **figures}
