@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qafel.algorithm import Client, HiddenState, Message, method
-from qafel.algorithm.catch_up import Links
+from qafel.algorithm.catch_up import Link, Linked, Links, linked_start
 from qafel.errors import Drifted, WrongCodec
 
 SIZE, SEED = 4096, 5
@@ -125,3 +125,17 @@ def test_a_message_for_another_point_is_refused_and_changes_nothing() -> None:
     assert other.hidden_state is held
     with pytest.raises((Drifted, WrongCodec)):
         new_client().receive(message)
+
+
+@pytest.mark.parametrize(("link", "first"), [("qsgd:4", "qsgd:8"), ("trellis:1", "trellis:2"), ("qsgd:8", "none")])
+def test_a_first_message_is_read_also_where_the_initial_model_is_not_known_any_more(link: str, first: str) -> None:
+    size, generator = 1200, np.random.default_rng(1)
+    part, zero = Linked(link, first), HiddenState.of(np.zeros(size, np.float32), -1)
+    initial = HiddenState.of(generator.normal(size=size).astype(np.float32))
+    state = HiddenState.of(initial.vector + generator.normal(size=size).astype(np.float32), 7)
+    memory: dict[int, Link] = {}
+    frame, _ = Links(part, 3, initial, memory).reply(0, 0, 0, state)
+    held = linked_start(Message.from_bytes(frame), part, zero, initial)
+    later = Links(part, 3, HiddenState.of(zero.vector), memory)
+    frame, known = later.reply(0, 1, held.digest, state, makes_initial=False)
+    assert linked_start(Message.from_bytes(frame), part, held, initial).digest == known.digest

@@ -87,3 +87,14 @@ def test_what_came_with_a_rejected_upload_is_told_with_the_next(tmp_path: Path, 
             assert server.ledger.traffic.received_bytes == before + untold
 
     asyncio.run(check())
+
+
+def test_a_client_that_received_very_much_is_counted(tmp_path: Path, access: Access) -> None:
+    async def check() -> None:
+        async with serving(tmp_path / "run", access) as server, taking_part(tmp_path, access, 0) as client:
+            await update(client)
+            client.outbox.received_bytes = 10**15
+            await update(client)
+            assert server.ledger.server.rejected.total() == 0
+
+    asyncio.run(check())

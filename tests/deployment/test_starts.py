@@ -29,7 +29,7 @@ from qafel.deployment.client.client import DeploymentClient, open_client
 from qafel.deployment.client.state import ClientState
 from qafel.deployment.client.training import train_task
 from qafel.deployment.connection import Broker, Stored, session
-from qafel.deployment.keys import Access, signed_name
+from qafel.deployment.keys import Access, Signer, signed_name
 from qafel.deployment.messages import StartReply, StartRequest
 from qafel.deployment.names import Names
 from qafel.deployment.server import ServerSettings, StartSettings
@@ -539,6 +539,40 @@ def test_a_client_that_follows_only_for_its_starts_sleeps_without_a_connection(
             assert sessions["1"] == 1 + 3, "one to find the run, and one for each start"
 
     asyncio.run(check())
+
+
+def test_a_folder_of_points_that_cannot_be_used_costs_longer_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "links").write_bytes(b"")
+    files = LinkFiles(tmp_path / "links", 3, 1000)
+    assert "next starts are longer" in caplog.text
+    files[0] = Link(np.zeros(3, np.float32), 5)
+    assert list(files) == []
+
+
+def test_what_a_killed_server_left_of_a_point_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "7").write_bytes(b"whole")
+    (tmp_path / ".8.part").write_bytes(b"half")
+    assert list(LinkFiles(tmp_path, 3, 1000)) == [7]
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
+
+
+def test_an_answer_that_still_arrives_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, asked, waits = starts.StartRequests("subject", Signer(None), 100), [], iter(range(3))
+
+    class Line:
+        async def send(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+            asked.append(data)
+
+    async def time_passes(event: asyncio.Event, seconds: float) -> None:
+        requests.add(StartReply(1, 5, 7), next(waits), 3, b"part")
+
+    monkeypatch.setattr(starts, "wait_for_event", time_passes)
+    answer = asyncio.run(requests.ask(Line(), "run", StartRequest(1, 5, 0)))  # type: ignore[arg-type]
+    assert answer is not None
+    assert answer.frame == b"part" * 3
+    assert len(asked) == 1
 
 
 def test_a_request_has_one_size() -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from copy import copy
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Self, final
@@ -29,7 +30,7 @@ import numpy as np
 from qafel.algorithm.hidden_state import DirectModel, HiddenState, HiddenStateDifference
 from qafel.algorithm.messages import HEADER_BYTES, Kind, Message, expectations
 from qafel.algorithm.parts import Needs, Part
-from qafel.errors import Drifted
+from qafel.errors import Drifted, HiddenStateError, MessageError
 from qafel.params import Layout, Vector
 from qafel.quantizers import as_quantizer, make_quantizer, parse
 from qafel.quantizers.custom import Custom
@@ -283,8 +284,12 @@ class Links:
             if digest == link.digest:
                 return link.base, digest, self._link
             if link.message and (message := Message.from_bytes(link.message)).digest == digest:
-                moving = self._first if link.digest in origins else self._link
-                return _moved(link.base, message.payload, moving, 0).vector, digest, self._link
+                for moving in (self._first, self._link):  # x⁰ may have changed since, so the message decides
+                    with suppress(MessageError, HiddenStateError):
+                        message.check(Kind.START, link.base.size, moving)
+                        point = _moved(link.base, message.payload, moving, 0)
+                        if point.digest == digest:
+                            return point.vector, digest, self._link
         base = self.initial if makes_initial else self._zero
         return base.vector, base.digest, self._first
 

@@ -48,7 +48,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from qafel.deployment.keys import new_seed, public_key
-from qafel.deployment.names import BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
+from qafel.deployment.names import ANSWER_S, BUCKET, KEY_VALUE_STREAM, OBJECT_STREAM, Names
 from qafel.errors import BrokerUnreachable, ConfigError, DataError
 from qafel.files import Lock, make_private, write_atomically, writing
 
@@ -107,7 +107,7 @@ def accounts_config(server: str, operator: str, clients: Mapping[int, str], runs
         "SERVER": {
             "jetstream": "enabled",
             "users": [_user(server, of_server, ["_INBOX_server.>"])],
-            "exports": [{"service": subject} for subject in services]
+            "exports": [{"service": subject, "threshold": f"{ANSWER_S:g}s"} for subject in services]
             + [{"stream": subject} for subject in _live("*", "*")],
         },
         "OPERATOR": _account(operator, "operator", [_STATES], []),

@@ -22,6 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, Object
 
 from qafel.deployment.keys import Access
 from qafel.deployment.names import (
+    ANSWER_S,
     BUCKET,
     KEY_VALUE_STREAM,
     MALFORMED,
@@ -37,7 +38,6 @@ from qafel.deployment.transport import Connection, connect_patiently, wait_for_e
 from qafel.errors import BrokerError, BrokerLost, BrokerRefused
 from qafel.text import printable
 
-ANSWER_S: Final = 5.0
 ACK_WAIT_S: Final = 30
 MAX_ACK_PENDING: Final = 4096
 LOST: Final = (

@@ -14,12 +14,13 @@ from qafel.algorithm.catch_up import Exact, Snapshot
 from qafel.config import Config
 from qafel.deployment.client import ClientSettings
 from qafel.deployment.client.client import DeploymentClient, open_client
+from qafel.deployment.client.follower import Follower
 from qafel.deployment.client.state import ClientState
 from qafel.deployment.client.training import train_task
 from qafel.deployment.connection import session
 from qafel.deployment.keys import Access
 from qafel.deployment.names import Names
-from qafel.deployment.server import DefenceSettings, ServerSettings
+from qafel.deployment.server import DefenceSettings, ServerSettings, StartSettings
 from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.status import read_status
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
@@ -196,3 +197,42 @@ def test_both_kinds_of_catch_up_are_provided(tmp_path: Path, access: Access) -> 
                 assert (found is not None) == (kind is Snapshot)
 
     asyncio.run(check())
+
+
+def test_a_client_takes_x_whole_also_from_a_snapshot_older_than_its_linked_start(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole x̂ is the broker's snapshot and the broadcasts after it. It counts as planned, and leaves x̂ itself."""
+    links = {"name": "auto", "link": "qsgd:8", "first": "qsgd:8", "snapshot": "qsgd:8"}
+    algorithm = {**CONFIG["algorithm"], "server_quantizer": "top_k:0.01", "buffer_size": 1, "catch_up": links}
+    plans: list[Plan] = []
+    plan = Follower._plan
+
+    def noted(self: Follower) -> Plan:
+        plans.append(plan(self))
+        return plans[-1]
+
+    monkeypatch.setattr(Follower, "_plan", noted)
+
+    async def check() -> int:
+        config, wholes = Config.from_dict({**CONFIG, "algorithm": algorithm}), 0
+        settings = ServerSettings(heartbeat_s=0.05, snapshot_every=100, starts=StartSettings(per_hour=None))
+        sleeper = ClientSettings(patience_s=60, follow="start")
+        async with (
+            serving(tmp_path / "run", access, config, settings) as server,
+            taking_part(tmp_path, access, 1, settings=sleeper) as client,
+        ):
+            for _ in range(12):
+                version, before = server.ledger.server.version, client.report.received_bytes
+                await until(lambda v=version: client.follower.state.version >= v)  # type: ignore[misc,union-attr]
+                plans.clear()
+                client.follower.prepare()
+                assert await client.until(lambda: client.follower.ready, 60)
+                if plans and plans[0].means is Means.WHOLE:
+                    wholes += 1
+                    assert client.core.hidden_state.exact
+                    assert client.report.received_bytes - before == plans[0].download_bytes
+                await update(client)
+        return wholes
+
+    assert asyncio.run(check()) > 0

@@ -84,6 +84,20 @@ def test_a_path_that_only_the_server_names_is_refused_and_not_imported(
     assert not (folder / "trace").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"), [("link", "quantizer"), ("link", "first"), ("auto", "snapshot"), ("snapshot", "quantizer")]
+)
+def test_a_path_inside_another_part_is_refused_and_not_imported(
+    folder: Path, access: Access, name: str, setting: str
+) -> None:
+    path = f"{HOSTILE}:Half"
+    told = named("catch_up", {"name": name, setting: path})
+    with pytest.raises(ConfigError, match=rf"the run's catch_up\.{setting} is {path}, .* `part` {path}$"):
+        asyncio.run(take_part(folder, access, told))
+    assert HOSTILE not in sys.modules
+    assert not (folder / "trace").exists()
+
+
 @pytest.mark.parametrize("role", ["task", "staleness", "accumulator", "server_rule"])
 def test_what_a_client_does_not_need_it_does_not_import(folder: Path, access: Access, role: str) -> None:
     """The server's laws are the server's business, and who has a training function needs no task."""

@@ -204,6 +204,9 @@ class AlgorithmSettings(Section):
         """The import paths of the custom parts that clients work with, by their roles."""
         roles = [role for role in (*QUANTIZERS, *PARTS) if role not in SERVER_PARTS]
         found = {role: custom_path(getattr(self, role), FAMILIES) for role in roles}
+        for role in roles:  # a part's own quantizers
+            for name, value in getattr(getattr(self, role), "arguments", {}).items():
+                found[f"{role}.{name}"] = custom_path(value, FAMILIES)
         return {role: path for role, path in found.items() if path is not None}
 
     def compose(

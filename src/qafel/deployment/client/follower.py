@@ -93,6 +93,8 @@ class Follower:
     """The start that a download was made for, and when."""
     _copy_failures: int = 0
     """Consecutive failed attempts to fetch a quantized copy."""
+    _completes: bool = False
+    """Whether the broadcasts after a snapshot complete this start."""
     _listening: bool = False
     """Whether this session receives live broadcasts."""
     _check_agreement: bool = False
@@ -175,6 +177,7 @@ class Follower:
         return self.version < self._head or not self.client.hidden_state.exact
 
     def _get_ready(self) -> bool:
+        self._completes = False
         self.ready, self._ready_for = True, (self._number(), time.monotonic())
         self._news.set()
         return True
@@ -240,6 +243,8 @@ class Follower:
         """Ask the method's `CatchUp` how to reach the newest version."""
         state, held = self.state, self.held
         catch_up, follows = self.client.algorithm.catch_up, held.exact and held.position is not None
+        if self._completes and follows:
+            return Plan(Means.BROADCASTS, 0, held)
         if state is None or not state.snapshot_bytes:  # the sizes are not known yet
             inexact = Means.QUANTIZED if held.position is not None else Means.WHOLE
             means = Means.BROADCASTS if follows else Means.LINK if catch_up.link is not None else inexact
@@ -390,8 +395,9 @@ class Follower:
             return False
         (frame, position), before = found, self.client.hidden_state
         try:
-            known = not self._restart and not self.client.receive(frame)
-            if self._restart:
+            anew = self._restart or not before.exact  # of an older version too, because broadcasts move it
+            known = not anew and not self.client.receive(frame)
+            if anew:
                 self.client.restart(frame)
         except (MessageError, HiddenStateError) as error:
             self.ignored[error.reason] += 1
@@ -401,6 +407,7 @@ class Follower:
             return False
         if self._restart:
             self._begin_again()
+        self._completes = True
         log.info("Took a snapshot of version %d.", self.version)
         return self._moved(len(frame), Held(position))
 

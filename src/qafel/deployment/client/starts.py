@@ -60,7 +60,10 @@ class StartRequests:
         data = request.to_bytes()
         headers = self._signer.headers(signed_name(self._subject, run_id), data)
         await broker.send(self._subject, data, headers=headers)
-        await wait_for_event(self._came, self._answer_s)
+        held = -1
+        while not self._came.is_set() and len(self._parts) > held:  # on a slow line, wait while parts arrive
+            held = len(self._parts)
+            await wait_for_event(self._came, self._answer_s)
         answer = self._answer
         if answer is None:
             self._answer_s = min(_ANSWER_MOST_S, 2 * self._answer_s)

@@ -43,7 +43,7 @@ _SILENT_GAPS: Final = 5.0
 _FAILURES: Final = 3  # attempts at an upload before it is quarantined
 _FAILURE_BYTES: Final = 300
 _FAILURE_CHARACTERS: Final = 120
-_NUMBER: Final = re.compile(r"-1|\d{1,10}", re.ASCII)
+_NUMBER: Final = re.compile(r"-1|\d{1,19}", re.ASCII)
 
 log = logging.getLogger(__name__)
 
@@ -151,9 +151,10 @@ class Intake:
                     if whole is None:
                         return
                     frame, spent = whole, []
+            upload = Message.from_bytes(frame)  # before its headers, so that a rejection names it
+            if headers:
                 follows = _number(headers, FOLLOWS)
                 received = min(max(0, _number(headers, RECEIVED) or 0), self.ledger.receivable_bytes(client))
-            upload = Message.from_bytes(frame)
             self.checker.check_signature(client, message.subject, frame, headers.get(SIGNATURE), follows)
             judged = self.checker.check(self.ledger.server, client, upload, now, follows, received)
         except (MessageError, RejectedUpload) as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import struct
 import threading
 import time
@@ -58,10 +59,17 @@ class LinkFiles(MutableMapping[int, Link]):
     def __init__(self, folder: Path, size: int, most_bytes: int) -> None:
         """`size`: the number of model parameters."""
         self._folder, self._size, self._most_bytes = folder, size, most_bytes
-        with writing(f"to {folder}"):
-            make_private(folder)
-            names = [path for path in folder.iterdir() if path.name.isascii() and path.name.isdecimal()]
-            found = [(path.lstat(), path) for path in names]
+        found: list[tuple[os.stat_result, Path]] = []
+        try:
+            with writing(f"to {folder}"):
+                make_private(folder)
+                for path in folder.iterdir():
+                    if path.name.isascii() and path.name.isdecimal():
+                        found.append((path.lstat(), path))
+                    elif path.name.endswith(".part"):  # of a killed server
+                        path.unlink()
+        except OutputError as error:
+            log.warning("%s. Clients' next starts are longer.", error)
         found.sort(key=lambda each: each[0].st_mtime_ns)
         self._sizes = OrderedDict((int(path.name), status.st_size) for status, path in found)
         """The clients, the least recently used first."""
