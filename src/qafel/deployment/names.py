@@ -31,10 +31,9 @@ BUCKET: Final = "qafel"
 KEY_VALUE_STREAM: Final = f"KV_{BUCKET}"
 OBJECT_STREAM: Final = f"OBJ_{BUCKET}"
 SHARED_STREAMS: Final = (KEY_VALUE_STREAM, OBJECT_STREAM)
-
+"""Shared by all runs on a broker. Every other stream belongs to one run."""
 ANSWER_S: Final = 5.0
 """How long a program waits for an answer of the broker, and the broker remembers where the answer goes."""
-"""Shared by all runs on a broker. Every other stream belongs to one run."""
 SIGNATURE: Final = "Qafel-Signature"
 PART: Final = "Qafel-Part"
 OBJECT: Final = "Qafel-Object"

@@ -23,6 +23,7 @@ from qafel.deployment.names import Names
 from qafel.deployment.server import DefenceSettings, ServerSettings, StartSettings
 from qafel.deployment.server.server import DeploymentServer
 from qafel.deployment.status import read_status
+from qafel.deployment.transport import cancel_and_wait
 from tests.deployment.live import CONFIG, same, serving, taking_part, until, update
 from tests.deployment.recorded import check_recorded
 
@@ -114,6 +115,42 @@ def test_a_client_that_comes_and_goes_downloads_what_was_planned(
     assert means >= {Means.WHOLE, Means.BROADCASTS}
     assert (Means.QUANTIZED in means) == (kind is Snapshot)
     assert check_recorded(tmp_path / "run" / "state", config, {}) == sum(gaps) + len(gaps)
+
+
+def test_a_client_that_loses_its_line_again_and_again_downloads_what_is_planned_each_time(
+    tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Plan] = []
+    plan = Exact.plan
+
+    def noted(catch_up: Exact, held: Held, offer: Offer) -> Plan:
+        plans.append(plan(catch_up, held, offer))
+        return plans[-1]
+
+    monkeypatch.setattr(Exact, "plan", noted)
+
+    async def check() -> list[Means]:
+        means = []
+        config = _config(ALGORITHMS["unquantized"])
+        async with serving(tmp_path / "run", access, config, SETTINGS) as server:
+            async with taking_part(tmp_path, access, 0) as worker:
+                with ClientState(tmp_path / "visitor") as state:
+                    settings = ClientSettings(patience_s=120)
+                    visitor = await open_client(train_task, Names("live"), 1, state, access, settings)
+                    for gap in (3, 13, 13, 2):
+                        for _ in range(gap):
+                            await update(worker)
+                        await _settled(server, access)
+                        plans.clear()
+                        before = visitor.report.received_bytes
+                        connection = asyncio.create_task(visitor.stay_connected())
+                        await until(lambda: same(server, visitor.core.hidden_state))
+                        await cancel_and_wait([connection])
+                        assert visitor.report.received_bytes - before == plans[0].download_bytes
+                        means.append(plans[0].means)
+        return means
+
+    assert asyncio.run(check()) == [Means.WHOLE, Means.WHOLE, Means.WHOLE, Means.BROADCASTS]
 
 
 async def _holds_copy(client: DeploymentClient) -> None:

@@ -141,7 +141,7 @@ class Follower:
 
     async def attach(self, broker: Broker) -> None:
         """Subscribe to the server's messages, then read its last state."""
-        self._listening = False
+        self._listening = self._completes = False
         catch_up = self.client.algorithm.catch_up
         if not (catch_up.quantizers or self.sleeps):
             await self._listen(broker)
@@ -164,6 +164,7 @@ class Follower:
                 else:  # the server has not refilled the broker yet
                     await asyncio.sleep(pause_s)
                     pause_s = min(1.0, 2 * pause_s)
+            self._completes = False
             self._waiting = {version: data for version, data in self._waiting.items() if version >= self.version}
             if not self.by_start:
                 await self._listen(broker)
@@ -177,7 +178,6 @@ class Follower:
         return self.version < self._head or not self.client.hidden_state.exact
 
     def _get_ready(self) -> bool:
-        self._completes = False
         self.ready, self._ready_for = True, (self._number(), time.monotonic())
         self._news.set()
         return True
