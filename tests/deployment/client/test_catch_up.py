@@ -132,22 +132,24 @@ def test_a_client_that_loses_its_line_again_and_again_downloads_what_is_planned_
     async def check() -> list[Means]:
         means = []
         config = _config(ALGORITHMS["unquantized"])
-        async with serving(tmp_path / "run", access, config, SETTINGS) as server:
-            async with taking_part(tmp_path, access, 0) as worker:
-                with ClientState(tmp_path / "visitor") as state:
-                    settings = ClientSettings(patience_s=120)
-                    visitor = await open_client(train_task, Names("live"), 1, state, access, settings)
-                    for gap in (3, 13, 13, 2):
-                        for _ in range(gap):
-                            await update(worker)
-                        await _settled(server, access)
-                        plans.clear()
-                        before = visitor.report.received_bytes
-                        connection = asyncio.create_task(visitor.stay_connected())
-                        await until(lambda: same(server, visitor.core.hidden_state))
-                        await cancel_and_wait([connection])
-                        assert visitor.report.received_bytes - before == plans[0].download_bytes
-                        means.append(plans[0].means)
+        async with (
+            serving(tmp_path / "run", access, config, SETTINGS) as server,
+            taking_part(tmp_path, access, 0) as worker,
+        ):
+            with ClientState(tmp_path / "visitor") as state:
+                settings = ClientSettings(patience_s=120)
+                visitor = await open_client(train_task, Names("live"), 1, state, access, settings)
+                for gap in (3, 13, 13, 2):
+                    for _ in range(gap):
+                        await update(worker)
+                    await _settled(server, access)
+                    plans.clear()
+                    before = visitor.report.received_bytes
+                    connection = asyncio.create_task(visitor.stay_connected())
+                    await until(lambda: same(server, visitor.core.hidden_state))
+                    await cancel_and_wait([connection])
+                    assert visitor.report.received_bytes - before == plans[0].download_bytes
+                    means.append(plans[0].means)
         return means
 
     assert asyncio.run(check()) == [Means.WHOLE, Means.WHOLE, Means.WHOLE, Means.BROADCASTS]
